@@ -120,7 +120,7 @@ class Insertion(NamedTuple):
     copies: tuple[KeptCopy, ...]
     new_index: list[int]  # old node -> its index now
     behind: dict[int, list[Node]]  # old node -> what is inserted behind it, the copy last
-    count: int  # of the nodes with all copies in
+    node_count: int  # with all copies in
 
     def entry(self, a: int, b: int) -> Entry:
         """Return what replaces output ``b`` of node ``a`` as an input: its copy, if it has one."""
@@ -132,7 +132,7 @@ class Insertion(NamedTuple):
 
     def extend(self, mask: np.ndarray) -> np.ndarray:
         """Return what a plan recomputes with all copies in: not the copies, but their products."""
-        extended = np.zeros(self.count, dtype=np.bool_)
+        extended = np.zeros(self.node_count, dtype=np.bool_)
         extended[self.new_index] = mask
         extended[[self.index_of(copy) - 1 for copy in self.copies if copy.tie]] = True
         return extended

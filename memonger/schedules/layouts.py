@@ -2,7 +2,7 @@
 
 A schedule has another memory plan than the network, and the layouts of MKLDNN follow the memory
 (``costs.layouts``). Here both are followed. Where a schedule would find another layout than the
-network does without, and numbers depend on it, an operator is put in (`training_step.insert`):
+network does without, and numbers depend on it, an operator is inserted (`training_step.insert`):
 
 - a Reshape to the same shape, in place: it makes any layout plain;
 - ``add_n`` of one tensor: a copy in the same layout, into which the next operator then writes in
@@ -27,6 +27,7 @@ from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 
 BEFORE, AFTER, HOLD = "before", "after", "hold"
+ANY = -1  # instead of a layout that is wanted
 
 
 class Refused(MemongerError):
@@ -34,7 +35,11 @@ class Refused(MemongerError):
 
 
 class Insert(NamedTuple):
-    """An operator to put in: `BEFORE` or `AFTER` a row, or to read an input after it (`HOLD`)."""
+    """A repair at one row.
+
+    It copies an input before it (`BEFORE`), copies an output after it (`AFTER`), or keeps an input
+    alive past it by reading it (`HOLD`).
+    """
 
     where: str
     place: int  # the input of the row that it stands for, or the output
@@ -44,69 +49,73 @@ class Insert(NamedTuple):
 class Expected:
     """The layouts of a network without a schedule, of which this is the Replay."""
 
-    def __init__(self, found: Replay) -> None:
-        training = found.training
+    def __init__(self, unplanned: Replay) -> None:
+        training = unplanned.training
         t = self.arrays = training.arrays
         layouts = mkldnn.find_layouts(training, scoring=True)
-        self.made, self.found, self.place, entries = compiled.follow_layouts(
-            t, layouts, found.recomputed, found.order, found.reads
+        self.output_layout, self.read_layout, self.place, entries = compiled.follow_layouts(
+            t, layouts, unplanned.recomputed, unplanned.order, unplanned.reads
         )
         rows = np.flatnonzero(layouts.adding)
         self.added = rows[self.place[entries[t.read_start[rows] + 1]] == ADDED]
-        self.matters = mkldnn.find_mattering(training, layouts, found.order, entries)
+        self.matters = mkldnn.find_mattering(training, layouts, unplanned.order, entries)
 
-    def differences(self, found: Replay, source: np.ndarray) -> dict[int, list[Insert]]:
-        """Tell what to put in at each row of a training step for its layouts to be as expected.
+    def differences(self, step: Replay, source: np.ndarray) -> dict[int, list[Insert]]:
+        """Return what to insert at each row of a training step for its layouts to be as expected.
 
-        From where something is put in it goes on as if that had been there (``source``: `Rows`).
+        Layouts after an insertion are followed as if it were there. ``source`` is as in `Rows`.
         """
-        training, t = found.training, found.training.arrays
+        training, t = step.training, step.training.arrays
         layouts = mkldnn.find_layouts(training, scoring=True)
         reader, place, inside = _counterparts(t.read_start, self.arrays.read_start, source)
-        want_found = np.where(inside & layouts.shows, self.found[place], -1)
+        want_read = np.where(inside & layouts.shows, self.read_layout[place], ANY)
         maker, same, inside = _counterparts(t.output_start, self.arrays.output_start, source)
-        want_made = np.where(inside & self.matters[same], self.made[same], -1)
+        want_output = np.where(inside & self.matters[same], self.output_layout[same], ANY)
         entries, ops = t.output_start[t.read_row] + t.read_output, np.array(training.ops)
         # Sums added to here alone, by what knows no layouts: it adds to uninitialised memory.
         rows = np.flatnonzero(layouts.adding)
         term = t.read_start[rows] + 1
-        plainly = found.planned[entries[term]] != found.blocks[entries[term]]
-        plainly &= ~np.isin(ops[t.read_row[term]], list(LAYOUT_AWARE))
-        plainly &= ~np.isin(source[rows], self.added)
-        want_made[entries[term[plainly] - 1]] = PLAIN
-        readers = np.bincount(entries[~t.read_ignored], minlength=len(want_made))
-        corrected = np.zeros(len(want_made), dtype=np.bool_)  # made plain by what was put in
+        is_plain = step.planned[entries[term]] != step.blocks[entries[term]]
+        is_plain &= ~np.isin(ops[t.read_row[term]], list(LAYOUT_AWARE))
+        is_plain &= ~np.isin(source[rows], self.added)
+        want_output[entries[term[is_plain] - 1]] = PLAIN
+        readers = np.bincount(entries[~t.read_ignored], minlength=len(want_output))
+        corrected = np.zeros(len(want_output), dtype=np.bool_)  # made plain by what was inserted
         corrected[entries[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
-        want_made[(readers == 0) | (corrected & (readers == 1))] = -1
-        _, _, have, _, other_found, other_made = compiled.lead_layouts(
-            t, layouts, found.recomputed, found.order, found.reads, want_found, want_made
+        want_output[(readers == 0) | (corrected & (readers == 1))] = ANY
+        _, _, have, _, other_read, other_output = compiled.lead_layouts(
+            t, layouts, step.recomputed, step.order, step.reads, want_read, want_output
         )
         inserts: dict[int, list[Insert]] = defaultdict(list)
-        for j in np.flatnonzero(other_found).tolist():
+        for j in np.flatnonzero(other_read).tolist():
             row, tensors = int(reader[j]), training.signatures[t.read_row[j]].tensors
-            if want_found[j] != PLAIN or len(tensors[t.read_output[j]].shape) > AXES:
+            if want_read[j] != PLAIN or len(tensors[t.read_output[j]].shape) > AXES:
                 raise refusal(training, row)
             inserts[row].append(Insert(BEFORE, j - int(t.read_start[row])))
-        other_made &= ops[maker] != "zeros_like"  # the same in all layouts
-        for k in np.flatnonzero(other_made).tolist():
-            row, want, usual = int(maker[k]), want_made[k] == PLAIN, int(self.place[same[k]])
+        other_output &= ops[maker] != "zeros_like"  # the same in all layouts
+        for k in np.flatnonzero(other_output).tolist():
+            row, plain, usual = int(maker[k]), want_output[k] == PLAIN, int(self.place[same[k]])
             output = k - int(t.output_start[row])
-            inserts[row] += _lay_out(training, row, output, want, int(have[k]), usual)
+            inserts[row] += _lay_out(training, row, output, plain, int(have[k]), usual)
         return inserts
 
 
-def _counterparts(start: np.ndarray, others: np.ndarray, source: np.ndarray) -> list[np.ndarray]:
-    """Of what rows own: the row, the same in the row that it stands for, and if there is any."""
+def _counterparts(start: np.ndarray, old_start: np.ndarray, source: np.ndarray) -> list[np.ndarray]:
+    """Find what corresponds to the reads or outputs of rows in the rows that these stand for.
+
+    Returned are for each its row, its counterpart (0 if none), and whether there is one.
+    """
     place, row = gather(start, np.arange(len(source)))
-    other = others[source[row]] + place - start[row]
-    inside = (source[row] >= 0) & (other < others[source[row] + 1])
-    return [row, np.where(inside, other, 0), inside]
+    old = old_start[source[row]] + place - start[row]
+    inside = (source[row] >= 0) & (old < old_start[source[row] + 1])
+    return [row, np.where(inside, old, 0), inside]
 
 
 def _lay_out(step: StepGraph, row: int, k: int, plain: bool, have: int, usual: int) -> list[Insert]:
-    """Have an output made as is expected: it is written at ``have``, without a schedule ``usual``.
+    """Return what gives an output its expected layout.
 
-    One with more axes than a Reshape makes plain is not written in place.
+    It is written in the place of input ``have``, and of input ``usual`` without a schedule. One
+    with more axes than a Reshape makes plain is not written in place.
     """
     if plain and len(step.signatures[row].tensors[k].shape) <= AXES:
         return [Insert(AFTER, k)]

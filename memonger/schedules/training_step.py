@@ -50,7 +50,7 @@ MEAN = {"global_pool": "True", "kernel": "(1, 1)", "pool_type": "avg"}
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """All that the training steps of a network are made of."""
+    """What all training steps of a network share, whatever the schedule."""
 
     work: Workload
     mkldnn: bool  # whether MKLDNN may compute them
@@ -70,12 +70,10 @@ class Parts:
     @property
     def written(self) -> list[Entry]:
         """The gradients (variant, output) that are made in arrays of the caller, each once."""
-        found: dict[Entry, None] = {}
-        for a, entry in zip(self.work.training.wanted, self.gradients):
-            usual = a not in self.added and a not in self.left_out
-            if entry is not None and (usual or entry in self.adding):
-                found[entry] = None
-        return list(found)
+        elsewhere = self.added | self.left_out
+        pairs = zip(self.work.training.wanted, self.gradients)
+        entries = (e for a, e in pairs if e and (a not in elsewhere or e in self.adding))
+        return list(dict.fromkeys(entries))
 
 
 class Node(NamedTuple):
@@ -88,31 +86,31 @@ class Node(NamedTuple):
 
 
 class Nodes:
-    """Nodes that are put down one after the other, and their signatures."""
+    """Nodes that are added one after the other, and their signatures."""
 
     def __init__(self, signatures: Iterable[Signature]) -> None:
         self.all: list[Node] = []
         self.signatures = Signatures(list(signatures))
 
     def add(self, node: Node) -> int:
-        """Put down a node, and return its number."""
+        """Add a node, and return its number."""
         self.all.append(node)
         return len(self.all) - 1
 
     def insert(self, op: str, attrs: dict[str, str], tensor: Tensor, reads: Reads = ()) -> Entry:
-        """Put down a node that the network does not have, and return its one output."""
+        """Add a node that the network does not have, and return its one output."""
         signature = self.signatures(op, attrs, len(reads), (tensor,))
         return self.add(Node(signature, -1, -1, reads)), 0
 
     def tensor(self, entry: Entry) -> Tensor:
-        """Tell shape and type of an output."""
+        """Return shape and type of an output."""
         return self.signatures.all[self.all[entry[0]].signature].tensors[entry[1]]
 
     def rows(self, first: Any = (), latest: Any = ()) -> Rows:
         """Make rows of the nodes; ``first`` and ``latest`` as in `Rows`."""
-        *own, reads = zip(*self.all)
-        lists = *own, *join_columns(reads, 2), first, latest
-        return Rows(*(np.array(each, dtype=np.int32) for each in lists))
+        *fields, reads = zip(*self.all)
+        lists = *fields, *join_columns(reads, 2), first, latest
+        return Rows(*(np.array(items, dtype=np.int32) for items in lists))
 
 
 def nodes_of(rows: Rows) -> list[Node]:
@@ -124,7 +122,7 @@ def nodes_of(rows: Rows) -> list[Node]:
 
 @dataclass(frozen=True, eq=False)
 class TrainingStep(StepGraph):
-    """The training step of a schedule, as ``training.TrainingGraph`` is that of a set of marks."""
+    """The training step of a schedule, as `TrainingGraph` is that of a set of marks."""
 
     parts: Parts
     rows: Rows
@@ -144,19 +142,19 @@ class TrainingStep(StepGraph):
         return sorted({self.block(head) for head in self.heads[: self.arrays.outputs]} - {-1})
 
     def tensor(self, entry: Entry) -> Tensor:
-        """Tell shape and type of an output of a row."""
+        """Return shape and type of an output of a row."""
         return self.signatures[entry[0]].tensors[entry[1]]
 
     def block(self, entry: Entry) -> int:
-        """Tell the block of an output of a row; -1 of a variable."""
+        """Return the block of an output of a row; -1 of a variable."""
         return int(self.alive.block[self.arrays.output_start[entry[0]] + entry[1]])
 
     @cached_property
     def offsets(self) -> np.ndarray:
-        """Where in the arena each block is that is not given."""
-        found = np.full(len(self.alive.given), -1)
-        found[~self.alive.given] = self.placement.offset
-        return found
+        """Where in the arena each block is, bytes; -1 for an array of the caller."""
+        offsets = np.full(len(self.alive.given), -1)
+        offsets[~self.alive.given] = self.placement.offset
+        return offsets
 
     @cached_property
     def recorded(self) -> dict[int, list[int]]:
@@ -164,7 +162,7 @@ class TrainingStep(StepGraph):
 
         Those that are zeros are left out too: they run by themselves.
         """
-        return _recorded(self.parts, self.rows, self.parts.recorded)
+        return _recorded_rows(self.parts, self.rows, self.parts.recorded)
 
     @property
     def dropouts(self) -> dict[int, list[int]]:
@@ -174,7 +172,7 @@ class TrainingStep(StepGraph):
         once = [x for x in graph.operators if graph.nodes[x].op == "Dropout" and runs[x] == 1]
         origin, backward = self.training.origin, self.training.phases == arrays.BACKWARD
         variants = {x: np.flatnonzero((origin == x) & backward).tolist() for x in once}
-        return _recorded(self.parts, self.rows, variants)
+        return _recorded_rows(self.parts, self.rows, variants)
 
     @cached_property
     def adding(self) -> frozenset[Entry]:
@@ -187,15 +185,14 @@ class TrainingStep(StepGraph):
         row, output = np.array(self.heads, dtype=np.int32).T.copy()
         signatures, views = signature_arrays(self.all_signatures), not self.parts.mkldnn
         outputs = self.arrays.outputs
-        _, lives = compiled.lifetimes(signatures, self.rows, row, output, outputs, views)
-        return lives
+        return compiled.lifetimes(signatures, self.rows, row, output, outputs, views)[1]
 
     @cached_property
     def placement(self) -> Placement:
         """Where the blocks that are not given lie in the arena."""
-        found, ours = self.alive, ~self.alive.given
-        columns = found.start[ours], found.stop[ours], found.nbytes[ours]
-        return place_items(*columns, len(self.rows.source), ALIGNMENT)
+        alive, ours = self.alive, ~self.alive.given
+        intervals = alive.start[ours], alive.stop[ours], alive.nbytes[ours]
+        return place_items(*intervals, len(self.rows.source), ALIGNMENT)
 
     @property
     def arena_bytes(self) -> int:
@@ -203,7 +200,7 @@ class TrainingStep(StepGraph):
         return self.placement.nbytes + 2 * ALIGNMENT
 
     def replay(self) -> Replay:
-        """Tell in which memory each tensor is."""
+        """Return in which memory each tensor is."""
         order, nothing = self.arrays.first, np.zeros(0, dtype=np.bool_)
         nbytes = self.arena_bytes + int(self.alive.nbytes[self.output_blocks].sum())
         return Placed(self, nothing, order, self.arrays.reads, self.alive.block, nbytes)
@@ -228,21 +225,20 @@ class Placed(Replay):
         return np.where(theirs[self.planned] & (self.planned >= 0), -1, self.planned)
 
     def block_bytes(self) -> np.ndarray:
-        """The bytes of the arena, and of each output."""
+        """Return the bytes of the arena, and of each output."""
         step = self.training
         sizes = step.alive.nbytes[step.output_blocks]
         return np.array([step.arena_bytes, *sizes.tolist()], dtype=np.int64)
 
 
-def step_of(made: Parts, rows: Rows, signatures: Sequence[Signature]) -> TrainingStep:
+def make_step(parts: Parts, rows: Rows, signatures: Sequence[Signature]) -> TrainingStep:
     """Make the training step of these rows, which are of these signatures."""
-    training = made.work.training
+    training = parts.work.training
     latest = rows.latest.tolist()
-    found = [entry and (latest[entry[0]], entry[1]) for entry in made.gradients]
     heads = [(int(rows.first[x]), k) for x, k in training.graph.heads]
     outputs = len(heads)
-    heads += [(latest[variant], k) for variant, k in made.written]
-    columns = np.array(heads, dtype=np.int32).T.copy()
+    heads += [(latest[variant], k) for variant, k in parts.written]
+    head_row, head_output = np.array(heads, dtype=np.int32).T.copy()
     kept = np.full(max(len(rows.read_row), len(heads)), KEPT, dtype=np.int32)
     nothing = np.zeros(len(rows.signature) + 1, dtype=np.int32)
     graph: GraphArrays = compiled.graph_arrays(
@@ -251,13 +247,13 @@ def step_of(made: Parts, rows: Rows, signatures: Sequence[Signature]) -> Trainin
         rows.signature,
         ReadLists(rows.read_start, rows.read_row, rows.read_output, kept[: len(rows.read_row)]),
         WaitLists(start=nothing, row=nothing[:0], owner=nothing[:0]),
-        HeadList(*columns, kept[: len(heads)]),
+        HeadList(head_row, head_output, kept[: len(heads)]),
         outputs,
     )
     sources, times, inserted = rows.source.tolist(), rows.time, rows.source < 0
     of_rows = [signatures[k] for k in rows.signature.tolist()]
     phases = np.where(inserted | (times > 0), arrays.RECOMPUTED, training.phases[rows.source])
-    parts = {r: training.gradient_of[s] for r, s in enumerate(sources) if s in training.gradient_of}
+    of = training.gradient_of
     return TrainingStep(
         graph=training.graph,
         settings=training.settings,
@@ -266,12 +262,12 @@ def step_of(made: Parts, rows: Rows, signatures: Sequence[Signature]) -> Trainin
         names=_names(training, rows, [signature.op for signature in of_rows]),
         phases=phases,
         origin=np.where(inserted, -1, training.origin[rows.source]),
-        gradient_of=parts,
-        parts=made,
+        gradient_of={r: of[s] for r, s in enumerate(sources) if s in of},
+        parts=parts,
         rows=rows,
         all_signatures=signatures,
         heads=heads,
-        gradients=tuple(found),
+        gradients=tuple([e and (latest[e[0]], e[1]) for e in parts.gradients]),
     )
 
 
@@ -285,30 +281,30 @@ def _names(training: TrainingGraph, rows: Rows, ops: Sequence[str]) -> list[str]
     return names
 
 
-def _recorded(
-    made: Parts, rows: Rows, recorded: Mapping[int, Sequence[int]]
+def _recorded_rows(
+    parts: Parts, rows: Rows, variants_of: Mapping[int, Sequence[int]]
 ) -> dict[int, list[int]]:
-    found = {}
-    for x, variants in recorded.items():
-        nodes = zip(variants, made.work.training.gradients[x].nodes)
-        found[x] = [-1 if node.op in ZEROS else int(rows.latest[v]) for v, node in nodes]
-    return {x: places for x, places in found.items() if max(places) >= 0}
+    rows_of = {}
+    for x, variants in variants_of.items():
+        nodes = zip(variants, parts.work.training.gradients[x].nodes)
+        rows_of[x] = [-1 if node.op in ZEROS else int(rows.latest[v]) for v, node in nodes]
+    return {x: places for x, places in rows_of.items() if max(places) >= 0}
 
 
-def holding(
-    made: Parts, rows: Rows, signatures: Sequence[Signature]
+def hold_for_autograd(
+    parts: Parts, rows: Rows, signatures: Sequence[Signature]
 ) -> tuple[Rows, list[Signature]]:
-    """Have the gradients that autograd computes read what it reads, until they are computed.
+    """Make the gradients that autograd computes read what it reads, until they are computed.
 
     That is what their operator has read and made when it ran for the last time. Autograd computes
     all rows of the gradient at the place of the last, which reads for the others too.
     """
     new = Nodes(signatures)
     new.all = nodes_of(rows)
-    for x, places in _recorded(made, rows, made.recorded).items():
+    for x, places in _recorded_rows(parts, rows, parts.recorded).items():
         run = int(rows.latest[x])
         all_reads: dict[Entry, None] = {}
-        for row, node in zip(places, made.work.training.gradients[x].nodes):
+        for row, node in zip(places, parts.work.training.gradients[x].nodes):
             if row < 0:
                 continue
             reads = list(new.all[row].reads)
@@ -324,13 +320,13 @@ def holding(
             count = signature.inputs + len(more)
             number = new.signatures.add(signature._replace(inputs=count))
             new.all[max(places)] = last._replace(signature=number, reads=[*last.reads, *more])
-    for (variant, k), total in made.chained.items():
+    for (variant, k), total in parts.chained.items():
         _add_in_place(new, int(rows.latest[variant]), k, int(rows.latest[total]))
     return new.rows(rows.first, rows.latest), new.signatures.all
 
 
 def _add_in_place(new: Nodes, row: int, k: int, total: int) -> None:
-    """Have a row's output k made where the sum is to which ``total`` would add it."""
+    """Make a row write its output k where the sum is to which ``total`` would add it."""
     node, last = new.all[row], new.all[total]
     before, _ = last.reads
     signature, sum_of = new.signatures.all[node.signature], new.signatures.all[last.signature]
@@ -342,8 +338,8 @@ def _add_in_place(new: Nodes, row: int, k: int, total: int) -> None:
     new.all[total] = last._replace(signature=new.signatures.add(copy), reads=[(row, k)])
 
 
-def plainly(step: TrainingStep) -> TrainingStep:
-    """Have operators that run on a thread of their own read what is laid out plainly.
+def lay_out_plainly(step: TrainingStep) -> TrainingStep:
+    """Make operators that run on a thread of their own read copies that are laid out plainly.
 
     What MKLDNN has laid out in blocks MXNet converts for them, and frees that before they have read
     it (``PushOperator`` in ``src/imperative/imperative_utils.h``; its executor keeps it).
@@ -367,33 +363,32 @@ def plainly(step: TrainingStep) -> TrainingStep:
 def insert(step: TrainingStep, inserts: Mapping[int, Sequence[Insert]]) -> TrainingStep:
     """Make a training step with more operators, for the layouts of its tensors."""
     new = Nodes(step.all_signatures)
-    place: list[int] = []  # of each old row
+    new_row: list[int] = []  # of each old row
     instead: dict[Entry, Entry] = {}
     for row, node in enumerate(nodes_of(step.rows)):
-        reads = [(place[source], k) for source, k in node.reads]
+        reads = [(new_row[source], k) for source, k in node.reads]
         reads = [instead.get(entry, entry) for entry in reads]
-        for one in inserts.get(row, ()):
-            if one.where == BEFORE:
-                reads[one.place] = _put_in(new, one, reads[one.place])
-        here = new.add(node._replace(reads=reads))
-        place.append(here)
-        for one in inserts.get(row, ()):
-            if one.where == HOLD:
-                _put_in(new, one, reads[one.place])
-            elif one.where == AFTER:
-                entry = here, one.place
-                instead[entry] = _put_in(new, one, entry)
-    moved = np.array([*place, -1], dtype=np.int32)
+        for item in inserts.get(row, ()):
+            if item.where == BEFORE:
+                reads[item.place] = _insert(new, item, reads[item.place])
+        new_row.append(new.add(node._replace(reads=reads)))
+        for item in inserts.get(row, ()):
+            if item.where == HOLD:
+                _insert(new, item, reads[item.place])
+            elif item.where == AFTER:
+                entry = new_row[-1], item.place
+                instead[entry] = _insert(new, item, entry)
+    moved = np.array([*new_row, -1], dtype=np.int32)  # -1 stays -1
     rows = new.rows(moved[step.rows.first], moved[step.rows.latest])
-    return step_of(step.parts, rows, new.signatures.all)
+    return make_step(step.parts, rows, new.signatures.all)
 
 
-def _put_in(new: Nodes, one: Insert, entry: Entry) -> Entry:
-    """Put down what a layout needs, reading this."""
+def _insert(new: Nodes, item: Insert, entry: Entry) -> Entry:
+    """Add an operator that reads this, and return its output."""
     tensor = new.tensor(entry)
-    if one.where != HOLD:
+    if item.where != HOLD:
         attrs = {"Reshape": {"shape": str(tuple(tensor.shape))}, "add_n": {"num_args": "1"}}
-        return new.insert(one.op, attrs.get(one.op, {}), tensor, [entry])
+        return new.insert(item.op, attrs.get(item.op, {}), tensor, [entry])
     if len(tensor.shape) == AXES:
         mean = Tensor((*tensor.shape[:2], 1, 1), tensor.dtype)
         entry = new.insert("Pooling", MEAN, mean, [entry])

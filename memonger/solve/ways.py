@@ -34,7 +34,7 @@ from memonger.planners.trees import search as trees
 from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.executor import tensors_of
 from memonger.schedules.execution.symbol import scheduled
-from memonger.schedules.expand import parts, unroll
+from memonger.schedules.expand import build_step, make_parts
 from memonger.schedules.layouts import Refused
 from memonger.solve.memory import (
     Memory,
@@ -296,8 +296,8 @@ class Schedules(_Network):
         added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
         kind = request.device_type
         self.mkldnn = kind == ANY or kind != GPU and has_mkldnn(request.device)
-        self.parts = parts(self.workload, (), self.mkldnn)  # of the search, which adds nothing
-        self.parts_of_step = parts(self.workload, added, self.mkldnn) if added else self.parts
+        self.parts = make_parts(self.workload, (), self.mkldnn)  # of the search, which adds nothing
+        self.parts_of_step = make_parts(self.workload, added, self.mkldnn) if added else self.parts
         self._memories: Latest[Memory] = Latest(8)
 
     def search_smallest(self) -> Searched:
@@ -391,7 +391,7 @@ class Schedules(_Network):
 
     def predict_memory(self, plan: Candidate) -> Memory:
         def predict() -> Memory:
-            return predict_step(unroll(self.parts_of_step, plan.plan), self.find_held())
+            return predict_step(build_step(self.parts_of_step, plan.plan), self.find_held())
 
         return self._memories.get_or_make(plan.key, predict)
 

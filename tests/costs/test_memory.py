@@ -14,7 +14,7 @@ from memonger.costs.lower_bound import find_lower_bound
 from memonger.costs.held import round_for_gpu
 from memonger.costs.replay import replay
 from memonger.graph.training import training_graph
-from memonger.schedules.expand import parts, unroll
+from memonger.schedules.expand import build_step, make_parts
 from memonger.solve.memory import predict_step
 
 import networks
@@ -177,6 +177,6 @@ def test_no_plan_goes_below(drawn: Any, seed: int, share: float, level: str) -> 
             <= replay(training, mask).timeline().live_bytes().max()
         )
     work = work_of(symbol, shapes)
-    step = unroll(parts(work), LEVELS[level](work, seed))
+    step = build_step(make_parts(work), LEVELS[level](work, seed))
     memory = predict_step(step)
     assert find_lower_bound(work.training).nbytes <= memory.peak_bytes

@@ -19,7 +19,7 @@ from memonger.costs.replay import replay
 from memonger.graph import marks
 from memonger.graph.training import training_graph
 from memonger.schedules.execution.symbol import scheduled
-from memonger.schedules.expand import parts, unroll
+from memonger.schedules.expand import build_step, make_parts
 from memonger.solve.memory import find_wanted
 
 import networks
@@ -257,7 +257,7 @@ def test_fit_on_two_devices(gpu_dry_run: GpuDryRun) -> None:
     expected = {
         "no plan": plan.candidates["no plan"],
         "marks": plan.counted_bytes,
-        "schedule": unroll(parts(work, mkldnn=False), schedule).replay().pool_bytes,
+        "schedule": build_step(make_parts(work, mkldnn=False), schedule).replay().pool_bytes,
     }
     ways = [(name, net, fusion, 2**17) for name, net in symbols.items() for fusion in FUSIONS]
     env = {"CUDASTUB_DEVICES": "2"}

@@ -12,7 +12,7 @@ import pytest
 from memonger.costs.held import round_for_gpu
 from memonger.planners.trees.search import ScheduleSearch
 from memonger.schedules.execution.symbol import scheduled
-from memonger.schedules.expand import parts, unroll
+from memonger.schedules.expand import build_step, make_parts
 from memonger.schedules.schedule import Schedule, Workload, plain
 from memonger.schedules.training_step import OURS
 
@@ -58,7 +58,7 @@ SLOW = ("DenseNet-121", "large LSTM")
 
 
 def expected_bytes(work: Workload, schedule: Schedule) -> tuple[int, int]:
-    step, graph = unroll(parts(work, mkldnn=False), schedule), work.training.graph
+    step, graph = build_step(make_parts(work, mkldnn=False), schedule), work.training.graph
     bound = [graph.tensors[i][0].nbytes for i in (*graph.arguments, *sorted(graph.auxiliary))]
     bound += [graph.tensors[a][0].nbytes for a in work.training.wanted]  # their gradients
     read = {*step.rows.read_row.tolist()}

@@ -25,8 +25,8 @@ from memonger.planners.trees.trees import binomial_tree
 from memonger.support.kernels import compiled
 from memonger.schedules.schedule import Schedule, check, plain
 from memonger.schedules.training_step import TrainingStep
-from memonger.schedules.expand import parts
-from memonger.schedules.expand import unroll as written_out
+from memonger.schedules.expand import make_parts
+from memonger.schedules.expand import build_step
 
 import networks
 from alive import check_memory
@@ -137,8 +137,8 @@ def same_as_written_out(search: ScheduleSearch, schedule: Schedule) -> None:
     """
     check(search.workload, schedule)
     cost = search.evaluate(schedule)
-    made = replace(parts(search.workload), expected=None, recorded={})
-    step = written_out(made, schedule)
+    made = replace(make_parts(search.workload), expected=None, recorded={})
+    step = build_step(made, schedule)
     assert cost.pool_bytes == check_memory(step)
     assert cost.time >= 1 - 1e-9
     runs_in_order(step, schedule)
@@ -171,7 +171,7 @@ def test_generated_networks(draw: random.Random, recipe: Any) -> None:
 
 def test_a_cost_does_not_depend_on_what_was_asked_before() -> None:
     """Limits that go up and down."""
-    b = make_problem(parts(work_of(*NETWORKS["resnet"]())))
+    b = make_problem(make_parts(work_of(*NETWORKS["resnet"]())))
     shared, draw = empty_memo(16), random.Random(1)
     outcomes = set()
     for _ in range(300):

@@ -14,7 +14,7 @@ from memonger.schedules.execution.recipe import step_for
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import check
 from memonger.schedules.training_step import TrainingStep
-from memonger.schedules.expand import parts, unroll
+from memonger.schedules.expand import build_step, make_parts
 from memonger.solve.memory import predict_step
 from memonger.support.mxnet import environment
 
@@ -99,10 +99,10 @@ def test_operators(name: str, where: Any, levels: Iterable[str]) -> None:
 
 def test_put_in_where_layouts_differ() -> None:
     work = work_of(*blocked_networks.drawn(7))
-    made = parts(work)
-    found = set().union(*(inserted(unroll(made, LEVELS[name](work, 0))) for name in FAST))
+    made = make_parts(work)
+    found = set().union(*(inserted(build_step(made, LEVELS[name](work, 0))) for name in FAST))
     assert found == {"Pooling", "Reshape", "add_n", "max"}
-    assert parts(work_of(*networks.lstm(steps=5))).expected is None  # no convolutions
+    assert make_parts(work_of(*networks.lstm(steps=5))).expected is None  # no convolutions
 
 
 def inserted(step: TrainingStep) -> set[str]:
@@ -113,10 +113,10 @@ def test_no_schedule_is_refused_for_layouts_where_there_are_none() -> None:
     work = work_of(*blocked_networks.drawn(9))
     schedule = LEVELS["six levels"](work, 0)
     with pytest.raises(memonger.MemongerError, match="would lay out what") as caught:
-        unroll(parts(work), schedule)
+        build_step(make_parts(work), schedule)
     names = set(re.findall("'(.*?)'", str(caught.value))) - {"marks"}
     assert names and names <= {node.name for node in work.training.graph.nodes}
-    assert inserted(unroll(parts(work, mkldnn=False), schedule)) <= {"max"}
+    assert inserted(build_step(make_parts(work, mkldnn=False), schedule)) <= {"max"}
 
 
 def test_what_is_read_for_its_shape_may_lie_in_any_layout() -> None:
@@ -210,6 +210,6 @@ def test_memory_is_predicted(name: str) -> None:
     work = work_of(symbol, shapes)
     assert not work.training.inexact
     for level in FAST[:4]:
-        step = unroll(parts(work), LEVELS[level](work, 0))
+        step = build_step(make_parts(work), LEVELS[level](work, 0))
         outputs = sum(step.tensor(head).nbytes for head in step.heads[: step.arrays.outputs])
         assert 0 <= predict_step(step).peak_bytes - check_memory(step) <= outputs

@@ -181,7 +181,7 @@ class MarkSearch:
         self.rules = plain.with_copies(copies)
         self.insertion = self.rules.insertion
         self.cuts = cuts_behind_copies(cuts, self.insertion)
-        count = self.insertion.count
+        count = self.insertion.node_count
         tries = min(effort.tries, effort.nodes / count * min(1, effort.large / count))
         self.tries = int(effort.patience * tries / self.rules.slowness)
         self.unplanned = max(1, plain.replay(np.zeros_like(plain.allowed)).pool_bytes)
@@ -252,7 +252,7 @@ class MarkSearch:
     def cuts_by_size(self) -> list[Candidate]:
         """Archive the sets of cuts to start from, and sort them by the bytes that they cost."""
         candidates: dict[bytes, Candidate] = {}
-        blank = np.zeros(len(self.cuts) + self.insertion.count, dtype=np.int8)  # no cuts
+        blank = np.zeros(len(self.cuts) + self.insertion.node_count, dtype=np.int8)  # no cuts
 
         def cost(chosen: Sequence[int]) -> int:
             state = blank.copy()

@@ -31,7 +31,7 @@ from memonger.planners.candidates import Candidate, by_memory, by_time, not_domi
 from memonger.planners.trees.price import Limits, make_problem, positions_of_nodes, price_tree
 from memonger.planners.trees.tree_dp import InitialTrees
 from memonger.planners.trees.trees import LEAF, MOST_NODES
-from memonger.schedules.expand import parts
+from memonger.schedules.expand import make_parts
 from memonger.schedules.schedule import Schedule, Workload, plain
 from memonger.schedules.training_step import Parts
 from memonger.support.errors import MemongerError
@@ -89,7 +89,7 @@ class ScheduleSearch:
 
     ``patience`` multiplies the length of the search; more than 1 that of annealing alone.
     ``progress`` is called with the share of a search that is done, from 0 to 1. ``weights`` are the
-    work of each forward node, in any unit; by default its FLOPs. ``network_parts`` are the parts of
+    work of each forward node, in any unit; by default its FLOPs. ``parts`` are those of
     the workload, if they are there already.
     """
 
@@ -99,16 +99,16 @@ class ScheduleSearch:
         patience: float = 1.0,
         progress: Callable[[float], None] | None = None,
         weights: np.ndarray | None = None,
-        network_parts: Parts | None = None,
+        parts: Parts | None = None,
     ) -> None:
         self.workload, self.patience, self.effort = workload, patience, EFFORT
-        network_parts = network_parts or parts(workload)
-        self.problem = make_problem(network_parts, weights)
+        parts = parts or make_parts(workload)
+        self.problem = make_problem(parts, weights)
         self.count = len(self.problem.node)
         self.one_pass = self.problem.one_pass
         self.unlimited = max(LEAST_UNLIMITED, LOGARITHMS * math.log2(self.count + 1))
         self._position = positions_of_nodes(self.problem.node, len(workload.once))
-        self._initial = InitialTrees(network_parts, self.problem, patience)
+        self._initial = InitialTrees(parts, self.problem, patience)
         self._threads = Threads(progress)
         self._limits: set[float | None] = set()  # of work, with initial solutions
         self._trees: list[Candidate] = []  # their origin numbers groups of initial solutions

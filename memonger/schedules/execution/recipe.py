@@ -7,7 +7,7 @@ from typing import Any, Dict, Mapping
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.training import training_graph
-from memonger.schedules.expand import parts, unroll
+from memonger.schedules.expand import build_step, make_parts
 from memonger.schedules.schedule import Schedule, adapt, check, workload
 from memonger.schedules.training_step import TrainingStep
 from memonger.support.cache import Latest
@@ -25,7 +25,7 @@ def step_for(
     work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
     fitting = adapt(work, schedule)
     check(work, fitting)
-    return unroll(parts(work, [a for a in asked if asked[a] == "add"], mkldnn), fitting)
+    return build_step(make_parts(work, [a for a in asked if asked[a] == "add"], mkldnn), fitting)
 
 
 class Recipe:
