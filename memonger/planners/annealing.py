@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -17,12 +17,10 @@ class Archive(Struct):
 
     most_bytes: int
 
-    def candidates(self) -> list[Candidate]:
-        """List the archived plans as copies, the smallest first."""
-        return [
-            Candidate(int(self.pools[k]), float(self.seconds[k]), self.states[k].copy())
-            for k in np.flatnonzero(np.isfinite(self.seconds))
-        ]
+    def candidates(self) -> Iterator[Candidate]:
+        """Copy the archived plans one by one, the smallest first."""
+        for k in np.flatnonzero(np.isfinite(self.seconds)):
+            yield Candidate(int(self.pools[k]), float(self.seconds[k]), self.states[k].copy())
 
 
 def empty_archive(most_bytes: int, bins: int, shape: tuple[int, ...], dtype: Any) -> Archive:

@@ -27,7 +27,7 @@ from memonger.graph.operators.recorded import (
     IN_PLACE,
     is_recorded,
 )
-from memonger.graph.operators.tensors import Tensor, Tensors
+from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph
 from memonger.schedules.layouts import Expected, refusal
 from memonger.schedules.nodes import NodeVariants
@@ -78,19 +78,35 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
 
     ``added`` are the arguments with grad_req 'add'; ``mkldnn``: whether MKLDNN may compute it.
     """
-    training, network = work.training, _read_rows(work, mkldnn)
+    network = _read_rows(work, mkldnn)
+    training, t = work.training, work.training.arrays
     gradients, left_out = _find_gradients(network)
     chained = _find_chained(network)
     recorded, adding = _find_recorded(network, added, gradients, chained)
     nodes, again = _make_nodes(network, recorded)
+    signatures = nodes.signatures.all
+    variable = np.array([signatures[node.signature].op == "null" for node in nodes.all])
+    variable[t.forward : 2 * t.forward] = variable[again : again + t.forward] = False
+    operation_start, operation_row = join_columns(_gradient_rows(network), 1)
+    heads = [head for head in training.graph.heads if not t.variable[head[0]]]
+    _, head_row, head_output = join_columns([heads], 2)
     expected = None
     if any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
-        expected = Expected(replay(training, np.zeros(training.arrays.forward, dtype=np.bool_)))
+        expected = Expected(replay(training, np.zeros(t.forward, dtype=np.bool_)))
     return Parts(
         work=work,
         mkldnn=mkldnn,
-        variants=_make_variants(network, nodes, again),
-        signatures=tuple(nodes.signatures.all),
+        variants=NodeVariants(
+            rows=nodes.rows(),
+            forward=t.forward,
+            again=again,
+            variable=np.flatnonzero(variable).astype(np.int32),
+            operation_start=operation_start,
+            operation_row=operation_row,
+            head_row=head_row,
+            head_output=head_output,
+        ),
+        signatures=tuple(signatures),
         gradients=tuple(gradients),
         added=frozenset(added),
         recorded=recorded,
@@ -241,8 +257,10 @@ def _make_nodes(network: _Network, recorded: Collection[int]) -> tuple[Nodes, in
         is_dropout = signature.op == "_backward_Dropout" and not network.mkldnn
         if signature.options and (network.owner[row] in recorded or is_dropout):
             k = nodes.signatures.add(signature._replace(options=()))
-        elif signature.op == "_zeros_without_dtype":
-            k = nodes.signatures.add(signature._replace(tensors=_floats(signature.tensors)))
+        elif signature.op == "_zeros_without_dtype" and signature.tensors[0].dtype == "int32":
+            # The gradient of MKLDNN's workspace: that of Pooling is written over it, a float.
+            (tensor,) = signature.tensors
+            k = nodes.signatures.add(signature._replace(tensors=(tensor._replace(dtype=FLOAT),)))
         nodes.add(Node(k, row, 0 if row < n and not t.variable[row] else -1, reads))
     again: list[Node] = []
     scratch: dict[tuple[int, Tensor], Entry] = {}
@@ -286,33 +304,6 @@ def _gradient_rows(network: _Network) -> list[list[int]]:
     for row in walk:  # in the order in which MXNet would run them
         rows[work.gradients[operation[row]]].append(row)
     return rows
-
-
-def _make_variants(network: _Network, nodes: Nodes, again: int) -> NodeVariants:
-    """Make arrays of the nodes; ``again``: where forward nodes that run again begin."""
-    training, t = network.training, network.training.arrays
-    n, signatures = t.forward, nodes.signatures.all
-    operation_start, operation_row = join_columns(_gradient_rows(network), 1)
-    heads = [head for head in training.graph.heads if not t.variable[head[0]]]
-    _, head_row, head_output = join_columns([heads], 2)
-    variable = np.array([signatures[node.signature].op == "null" for node in nodes.all])
-    variable[n : 2 * n] = variable[again : again + n] = False
-    return NodeVariants(
-        rows=nodes.rows(),
-        forward=n,
-        again=again,
-        variable=np.flatnonzero(variable).astype(np.int32),
-        operation_start=operation_start,
-        operation_row=operation_row,
-        head_row=head_row,
-        head_output=head_output,
-    )
-
-
-def _floats(tensors: Tensors) -> Tensors:
-    """Make the zeros that stand for the gradient of MKLDNN's workspace those of a float."""
-    # The gradient of Pooling is written over them, which takes an array of its type.
-    return tuple([t._replace(dtype=FLOAT) if t.dtype == "int32" else t for t in tensors])
 
 
 def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:

@@ -26,7 +26,7 @@ from memonger.graph.training import StepGraph
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 
-BEFORE, AFTER, HOLD = "before", "after", "hold"
+BEFORE, AFTER, HOLD = "before", "after", "hold"  # a row: HOLD reads an input after it
 ANY = -1  # instead of a layout that is wanted
 
 
@@ -35,11 +35,7 @@ class Refused(MemongerError):
 
 
 class Insert(NamedTuple):
-    """A repair at one row.
-
-    It copies an input before it (`BEFORE`), copies an output after it (`AFTER`), or keeps an input
-    alive past it by reading it (`HOLD`).
-    """
+    """A repair at a row: a copy of an input or an output, or a reader that holds an input."""
 
     where: str
     place: int  # the input of the row that it stands for, or the output
@@ -101,10 +97,7 @@ class Expected:
 
 
 def _counterparts(start: np.ndarray, old_start: np.ndarray, source: np.ndarray) -> list[np.ndarray]:
-    """Find what corresponds to the reads or outputs of rows in the rows that these stand for.
-
-    Returned are for each its row, its counterpart (0 if none), and whether there is one.
-    """
+    """Return of all that rows own the row, the same of the row that it stands for, and if any."""
     place, row = gather(start, np.arange(len(source)))
     old = old_start[source[row]] + place - start[row]
     inside = (source[row] >= 0) & (old < old_start[source[row] + 1])

@@ -26,33 +26,25 @@ class Cut(NamedTuple):
         return tuple(sorted({a for a, _ in self.entries}))
 
 
-class _Results(NamedTuple):
-    """The results that operators read, sorted: all are int64, (results,)."""
-
-    maker: np.ndarray
-    output: np.ndarray
-    last: np.ndarray  # reader
-    nbytes: np.ndarray
-
-
-def _results(graph: ForwardGraph) -> _Results:
+def _results(graph: ForwardGraph) -> np.ndarray:
+    """Return maker, output, last reader and bytes of the results that operators read, (4, n)."""
     last = {entry: i for i, node in enumerate(graph.nodes) for entry in node.inputs}
     entries = sorted(entry for entry in last if not graph.nodes[entry[0]].is_variable)
-    rows = [(a, b, last[a, b], 4 * graph.tensors[a][b].elements) for a, b in entries]
-    return _Results(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
+    results = [(a, b, last[a, b], 4 * graph.tensors[a][b].elements) for a, b in entries]
+    return np.array(results, dtype=np.int64).reshape(-1, 4).T
 
 
-def _alive(graph: ForwardGraph, results: _Results, weights: np.ndarray | None) -> np.ndarray:
+def _alive(graph: ForwardGraph, results: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     """Sum up the weights (by default 1) of the results that are alive after each node."""
-    count = len(graph.nodes)
-    begun = np.bincount(results.maker, weights, count)
-    return np.cumsum(begun - np.bincount(results.last, weights, count))
+    maker, _, last, _ = results
+    change = [np.bincount(nodes, weights, len(graph.nodes)) for nodes in (maker, last)]
+    return np.cumsum(change[0] - change[1])
 
 
 def single_tensor_cuts(graph: ForwardGraph) -> list[int]:
     """List the operators whose results alone carry everything onwards (articulation points)."""
     results = _results(graph)
-    own = np.bincount(results.maker, minlength=len(graph.nodes))
+    own = np.bincount(results[0], minlength=len(graph.nodes))
     return np.flatnonzero((own > 0) & (own == _alive(graph, results, None))).tolist()
 
 

@@ -287,7 +287,7 @@ class ScheduleSearch:
         self,
         starts: Sequence[Candidate],
         limits: Sequence[Limits],
-        tries: float,
+        all_tries: float,
         number: int,
         share: float,
     ) -> list[Candidate]:
@@ -297,7 +297,7 @@ class ScheduleSearch:
         """
         if self.interrupted:
             return list(starts)
-        tries_each, heat = max(1, int(tries / len(starts))), self.effort.temperatures
+        tries, heat = max(1, int(all_tries / len(starts))), self.effort.temperatures
 
         def job(k: int, done: np.ndarray) -> list[Candidate]:
             start, limit, (hot, cold) = starts[k], limits[k], heat[k % len(heat)]
@@ -305,27 +305,17 @@ class ScheduleSearch:
             archive = empty_archive(largest, SIZES, (MOST_NODES * self.count + 2, 2), np.int32)
             seed, memo, stop = SEED + 100 * number + k, empty_memo(), self._threads.stop
             tree = compiled.anneal_trees(
-                self.problem,
-                start.plan,
-                limit,
-                seed,
-                tries_each,
-                hot,
-                cold,
-                memo,
-                archive,
-                stop,
-                done,
+                self.problem, start.plan, limit, seed, tries, hot, cold, memo, archive, stop, done
             ).reshape(-1, 2)
             price = price_tree(self.problem, tree, limit.most_work)
             best = Candidate(*price, tree, start.origin) if price else replace(start, plan=tree)
-            visited = [
-                replace(state, plan=_without_rest(state.plan), origin=start.origin)
-                for state in archive.candidates()
-            ]
+            visited = []
+            for state in archive.candidates():  # a tree ends where nothing is left to be divided
+                end = np.argmax(np.cumsum(np.where(state.plan[:, 0] == LEAF, -1, 1)) == -1) + 1
+                visited.append(replace(state, plan=state.plan[:end].copy(), origin=start.origin))
             return [best, *not_dominated(visited, by_time)]
 
-        plans = self._threads.run(job, range(len(starts)), tries_each, share)
+        plans = self._threads.run(job, range(len(starts)), tries, share)
         self._trees += [point for points in plans for point in points]
         return [points[0] for points in plans]
 
@@ -336,8 +326,3 @@ class ScheduleSearch:
         return self.patience * min(
             self.effort.most_tries * self.count, self.effort.annealing / cost
         )
-
-
-def _without_rest(state: np.ndarray) -> np.ndarray:
-    """Return the tree of an archived state: it ends where nothing is left to be divided."""
-    return state[: int(np.argmax(np.cumsum(np.where(state[:, 0] == LEAF, -1, 1)) == -1)) + 1]

@@ -60,10 +60,7 @@ class Tensors:
     in_place: np.ndarray  # of each position whether something may be written in place there
 
     def saved(self, size: np.ndarray, taken: np.ndarray, freed: np.ndarray) -> np.ndarray:
-        """Return the size that is written in place at each position.
-
-        A tensor of this ``size`` takes its memory at one position and frees it at another.
-        """
+        """Return the size that is written in place at each position."""
         count, apart = len(self.in_place), taken != freed
         freed_size = np.bincount(freed[apart], size[apart], count)
         return np.where(self.in_place, np.minimum(np.bincount(taken, size, count), freed_size), 0.0)
@@ -103,16 +100,11 @@ class Table:
         for s, table in enumerate(self.inner):
             if table is not None:
                 divided[s] = table.work
-        leaf = np.ceil(outer.leaf / unit - 1e-9)
+        leaf, highest = np.ceil(outer.leaf / unit - 1e-9), outer.highest / unit
+        gradients = outer.gradients / unit
         self.work: np.ndarray
         self.work, choice = compiled.least_work(
-            self.kept,
-            outer.highest / unit,
-            leaf,
-            outer.gradients / unit,
-            outer.work,
-            outer.recomputed,
-            divided,
+            self.kept, highest, leaf, gradients, outer.work, outer.recomputed, divided
         )
         self.choice = choice.reshape(*leaf.shape, SLOTS + 1)
 
@@ -314,10 +306,9 @@ def _alive(start: np.ndarray, stop: np.ndarray, size: np.ndarray, count: int) ->
 def _inside(
     bounds: np.ndarray, maker: np.ndarray, after: np.ndarray, until: np.ndarray, size: np.ndarray
 ) -> np.ndarray:
-    """Sum up what is made in each segment and still alive at its end.
+    """Sum up what is made in each segment, [s, t], and alive after its end.
 
-    result[s, t]: the size of what is made between bounds[s] and bounds[t] with
-    after < bounds[t] <= until.
+    That is where after < bounds[t] <= until.
     """
     m = len(bounds)
     s, start, stop = (np.searchsorted(bounds, at, "right") for at in (maker, after, until))

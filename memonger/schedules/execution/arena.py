@@ -42,7 +42,7 @@ class Arena:
     def __init__(self, ctx: Any) -> None:
         self.ctx = ctx
         self.nbytes = 0
-        self.taken: Any = None  # an array: the memory
+        self._array: Any = None  # the memory
         #: The calls of each executor, bound to that memory; where it goes, they go.
         self.calls: Any = weakref.WeakKeyDictionary()
         self._user: Any = None
@@ -52,20 +52,20 @@ class Arena:
         self.nbytes = max(nbytes, self.nbytes)
 
     def memory(self) -> Any:
-        """Return the array that is the memory. What runs in it changes that array's variable."""
-        if self.taken is not None and self.taken.size < self.nbytes // 8:
+        """Return the array that is the memory. Each bulk in it changes that array's variable."""
+        if self._array is not None and self._array.size < self.nbytes // 8:
             self.calls.clear()
-            self.taken = self._user = None
+            self._array = self._user = None
             mx.nd.waitall()  # until it is free
-        if self.taken is None:
+        if self._array is None:
             try:
-                self.taken = mx.nd.empty((self.nbytes // 8,), self.ctx, dtype="float64")
+                self._array = mx.nd.empty((self.nbytes // 8,), self.ctx, dtype="float64")
             except mx.MXNetError as error:
                 raise MemongerError(
                     f"an arena of {in_words(self.nbytes)} cannot be allocated on {self.ctx}: "
                     f"{said_by_mxnet(error)}; make the batch smaller, or give a budget"
                 ) from None
-        return self.taken
+        return self._array
 
     @property
     def place(self) -> int:
@@ -74,7 +74,7 @@ class Arena:
 
     @property
     def user(self) -> Any:
-        """What has run a forward pass in it last."""
+        """The executor of the last forward pass in it."""
         return None if self._user is None else self._user()
 
     @user.setter
@@ -83,23 +83,23 @@ class Arena:
 
 
 def address(array: Any) -> int:
-    """Tell where the values of an array are in memory."""
+    """Return where the values of an array are in memory."""
     pointer = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
 
 
 def array_at(place: int, tensor: Tensor, ctx: Any) -> Any:
-    """Make an array over memory that something else keeps."""
+    """Make an array over memory that its caller keeps."""
     types, axes = mx.nd.ndarray, len(tensor.shape)
     device = types.DLContext(DEVICES[ctx.device_type], ctx.device_id)
     dtype = types.DLDataType(*DTYPES[tensor.dtype], 1)
     shape = (ctypes.c_int64 * axes)(*tensor.shape)
-    made = types.DLManagedTensor(types.DLTensor(place, device, axes, dtype, shape))
+    managed = types.DLManagedTensor(types.DLTensor(place, device, axes, dtype, shape))
     handle = mx.base.NDArrayHandle()
     transient = ctypes.c_bool(True)  # MXNet copies what describes it
     mx.base.check_call(
-        mx.base._LIB.MXNDArrayFromDLPackEx(ctypes.byref(made), transient, ctypes.byref(handle))
+        mx.base._LIB.MXNDArrayFromDLPackEx(ctypes.byref(managed), transient, ctypes.byref(handle))
     )
     return mx.nd.NDArray(handle)
 

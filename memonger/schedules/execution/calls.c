@@ -25,10 +25,10 @@ int64_t run_calls(
     SetBulkSize set_bulk_size = (SetBulkSize)set_bulk_size_at;
     int64_t failed = -1;
     int before, ours;
-    set_bulk_size(0, &before); /* what is waiting in a bulk of the caller is pushed */
+    set_bulk_size(0, &before); /* this pushes an unfinished bulk of the caller */
     while (first < stop && failed < 0) {
         int64_t end = min(stop, first + size), token = calls.at[CALL * first + TOKEN];
-        set_bulk_size((int)size + 2, &ours); /* larger: the bulk ends where we say */
+        set_bulk_size((int)size + 2, &ours); /* larger, so that the bulk ends below */
         if (run_call(invoke, calls.at + CALL * token))
             failed = first;
         for (; first < end && failed < 0 && calls.at[CALL * first + TOKEN] == token; first++)

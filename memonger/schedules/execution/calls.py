@@ -31,8 +31,8 @@ from memonger.support.kernels import compiled
 from memonger.support.mxnet import mx
 from memonger.support.versions import invoke
 
-#: What a call reads or writes: a tensor of the step (a row and which of its outputs), or the array
-#: of an argument's gradient (its name).
+#: What a call reads or writes: a tensor of the step (a row and one of its outputs), or the array of
+#: an argument's gradient (its name).
 Place = Union[Entry, str]
 
 TOKENS = 2  # calls at the beginning of the table
@@ -56,7 +56,7 @@ class Recorded(NamedTuple):
     """An operator that runs while autograd records it."""
 
     invocation: Invocation
-    #: Of the inputs that get a gradient: which it is, that gradient, and whether it is added.
+    #: Of each input that gets a gradient: its number, that gradient, and whether it is added.
     gradients: tuple[tuple[int, Entry, bool], ...]
 
 
@@ -64,7 +64,7 @@ class Differentiated(NamedTuple):
     """The backward pass of an operator that was recorded."""
 
     row: int  # of the operator
-    heads: tuple[tuple[int, Place], ...]  # its outputs, and the gradients of them
+    heads: tuple[tuple[int, Place], ...]  # outputs of it, and their gradients
     writes: tuple[Place, ...]
 
 
@@ -84,7 +84,7 @@ class Calls(NamedTuple):
 def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
     """List the calls that run a training step.
 
-    If it is ``poisoned``, each tensor is overwritten once it is dead: who reads it then, shows.
+    If it is ``poisoned``, each tensor is overwritten once it is dead, which exposes later reads.
     """
     rows, recorded = nodes_of(step.rows), step.recorded
     if on_gpu:
@@ -98,20 +98,18 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
     sums, terms = _sums(step, rows)
     dead = _last_tensors(step) if poisoned else {}
     poison: list[Entry] = []
-    made: list[Call] = []
+    calls: list[Call] = []
     forward = 0
     for row, (node, signature) in enumerate(zip(rows, step.signatures)):
         if signature.op == "null":
             continue
-        for name, entry in terms.get(row, ()):
-            made.append(Invocation(-1, "_grad_add", {}, (name, entry), (name,)))
+        calls += [_add(name, entry) for name, entry in terms.get(row, ())]
         if row in ends and _gradients(step, ends[row], recorded[ends[row]], read):
             x = ends[row]
-            states = _states(step, rows, x)
-            apart = [(state, own) for state, own in states if state != own]
-            made += [Invocation(-1, "_copy", {}, (state,), (own,)) for state, own in apart]
-            made.append(_differentiated(step, rows, x, recorded[x], read))
-            made += [Invocation(-1, "_copy", {}, (own,), (state,)) for state, own in states]
+            pairs = _states(step, rows, x)
+            calls += [_copy(state, own) for state, own in pairs if state != own]
+            calls.append(_differentiated(step, rows, x, recorded[x], read))
+            calls += [_copy(own, state) for state, own in pairs]
         elif row not in inner:
             attrs = dict(signature.attrs)
             if signature.op == "Dropout" and node.source in again:
@@ -125,39 +123,46 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
             gradients = _gradients(step, x, recorded[x], read) if x >= 0 else ()
             if gradients or signature.op in ASYNCHRONOUS:
                 adds = [(k, entry, entry in step.adding) for k, entry in gradients]
-                made.append(Recorded(usual, tuple(adds)))
+                calls.append(Recorded(usual, tuple(adds)))
             else:
-                made += _by_name(usual)
-                for k in MOVED_UNTOLD.get(signature.op, ()):
-                    made.append(Invocation(-1, "_copy", {}, (node.reads[k],), (node.reads[k],)))
-        for name, entry in sums.get(row, ()):
-            made.append(Invocation(-1, "_grad_add", {}, (name, entry), (name,)))
+                calls += _by_name(usual)
+                states = [node.reads[k] for k in MOVED_UNTOLD.get(signature.op, ())]
+                calls += [_copy(state, state) for state in states]
+        calls += [_add(name, entry) for name, entry in sums.get(row, ())]
         poison += dead.get(row, ())
         if row not in inner or row in ends:
-            made += [_overwriting(entry, step.tensor(entry)) for entry in poison]
+            calls += [_overwriting(entry, step.tensor(entry)) for entry in poison]
             poison = []
         if node.time == 0:
-            forward = len(made)
+            forward = len(calls)
     for a, gradient in zip(step.training.wanted, step.gradients):
         elsewhere = a in step.parts.added or a in step.parts.left_out
         block = -1 if gradient is None or elsewhere else step.block(gradient)
         if gradient is not None and block >= 0 and not step.alive.given[block]:
             name = step.training.graph.nodes[a].name
-            made.append(Invocation(-1, "_copy", {}, (gradient,), (name,)))
-    return Calls(tuple(made), forward)
+            calls.append(_copy(gradient, name))
+    return Calls(tuple(calls), forward)
 
 
 def _last_tensors(step: TrainingStep) -> Mapping[int, Sequence[Entry]]:
-    """Find by the row after which a block of the arena is dead what was in it last."""
-    blocks, found = step.alive, defaultdict(list)
+    """List by row the last tensors of those blocks of the arena that are dead after it."""
+    blocks, dead = step.alive, defaultdict(list)
     tensors: dict[int, Entry] = {}
     for row, signature in enumerate(step.signatures):
         for k in range(len(signature.tensors)):
             tensors[step.block((row, k))] = row, k
     for block, entry in tensors.items():
         if block >= 0 and not blocks.given[block]:
-            found[int(blocks.stop[block])].append(entry)
-    return found
+            dead[int(blocks.stop[block])].append(entry)
+    return dead
+
+
+def _copy(source: Place, target: Place) -> Invocation:
+    return Invocation(-1, "_copy", {}, (source,), (target,))
+
+
+def _add(name: str, entry: Entry) -> Invocation:
+    return Invocation(-1, "_grad_add", {}, (name, entry), (name,))
 
 
 def _overwriting(entry: Entry, tensor: Tensor) -> Invocation:
@@ -170,7 +175,7 @@ Sums = Mapping[int, Sequence[Tuple[str, Entry]]]
 
 
 def _sums(step: TrainingStep, rows: Sequence[Node]) -> tuple[Sums, Sums]:
-    """Find what is added to the array of a gradient: after the row that makes it, or before.
+    """Find the additions to arrays of gradients: after the row that makes it, or before.
 
     More than four tensors are added to what is there one after the other, for so does MXNet if they
     are not laid out in blocks (``ElementWiseSumCompute_`` with the request 'add', in
@@ -195,26 +200,26 @@ def _sums(step: TrainingStep, rows: Sequence[Node]) -> tuple[Sums, Sums]:
 def _gradients(
     step: TrainingStep, x: int, rows: Sequence[int], read: Container[Entry]
 ) -> tuple[tuple[int, Entry], ...]:
-    """Tell which inputs of a recorded operator get a gradient that is read, and that gradient.
+    """Return the inputs of a recorded operator that get a gradient that is read, and that gradient.
 
-    Where all are computed, all get one: what has no place in the arena MXNet would allocate.
+    Where all are computed, all get one: MXNet would allocate those without a place in the arena.
     """
-    found = []
+    gradients = []
     all_of = step.training.graph.nodes[x].op in COMPUTES_ALL
     for k, reference in enumerate(step.training.gradients[x].gradients):
         if reference is not None and reference[0] == "node":
             entry = rows[reference[1]], reference[2]
             if entry in read or all_of:
-                found.append((k, entry))
-    return tuple(found)
+                gradients.append((k, entry))
+    return tuple(gradients)
 
 
 def _states(step: TrainingStep, nodes: Sequence[Node], x: int) -> list[tuple[Entry, Entry]]:
     """Pair the auxiliary states of an operator with those that its last run has read.
 
-    Its backward pass may move them, also untold. Those of its own begin with what the first run has
-    left in the others, to which they are copied back: whether the forward pass moves them (cuDNN)
-    or the backward pass.
+    Its backward pass may change them, though it does not say so. If it has states of its own, they
+    begin as the first run has left the others, and are copied back to them: whether the forward
+    pass changes them (cuDNN) or the backward pass.
     """
     graph, runs = step.training.graph, (step.rows.first[x], step.rows.latest[x])
     inputs = zip(graph.nodes[x].inputs, *(nodes[int(run)].reads for run in runs))
@@ -235,7 +240,7 @@ def _differentiated(
 
 
 def _by_name(usual: Invocation) -> list[Invocation]:
-    """Return what computes the same as an operator and can be invoked by name."""
+    """Return invocations by name that compute the same as an operator."""
     row, op, attrs, reads, writes = usual
     if op == "_backward_Dropout":  # the mask holds factors, without cuDNN
         if float(attrs.get("p", 0.5)) == 0:
@@ -249,11 +254,11 @@ def _by_name(usual: Invocation) -> list[Invocation]:
         return [Invocation(row, "Concat", {"dim": axis, "num_args": count}, reads, writes)]
     if op == "_backward_softmax_cross_entropy":
         # Recorded it would hold the data of its first run (src/operator/loss_binary_op-inl.h).
-        (head, data, label), (made, _) = reads, writes
+        (head, data, label), (gradient, _) = reads, writes
         return [
-            Invocation(row, "SoftmaxOutput", {}, (data, label), (made,)),
-            Invocation(row, "_backward_SoftmaxOutput", {}, (made, label), writes),
-            Invocation(row, "broadcast_mul", {}, (made, head), (made,)),
+            Invocation(row, "SoftmaxOutput", {}, (data, label), (gradient,)),
+            Invocation(row, "_backward_SoftmaxOutput", {}, (gradient, label), writes),
+            Invocation(row, "broadcast_mul", {}, (gradient, head), (gradient,)),
         ]
     return [usual]
 
@@ -265,7 +270,7 @@ class BoundCalls:
     """Calls with the arrays that they read and write, ready to run in an arena's ``memory``."""
 
     def __init__(self, calls: Calls, arrays: Mapping[Place, Any], memory: Any) -> None:
-        self._calls, self._arrays = calls.all, arrays
+        self._calls, self.arrays = calls.all, arrays
         self._kept: list[Any] = []  # what the table points to
         self._table: list[list[int]] = []
         self._ends: list[int] = []  # of each call: the end of its numbers in the table
@@ -278,23 +283,19 @@ class BoundCalls:
         self._devices = [alias.context, memory.context]
         for array in (alias, token):
             self._add("_copy", {}, [array], [token])
-        for each in calls.all:
-            if isinstance(each, Invocation):
-                reads, writes = ([arrays[place] for place in places] for places in each[3:])
-                self._add(each.op, each.attrs, reads, writes)
-            elif isinstance(each, Recorded):
-                recording = recordings[each.invocation.row] = _Recording(each, arrays)
-                self._outside(each.invocation.writes, recording.run)
+        for call in calls.all:
+            if isinstance(call, Invocation):
+                reads, writes = ([arrays[place] for place in places] for places in call[3:])
+                self._add(call.op, call.attrs, reads, writes)
+            elif isinstance(call, Recorded):
+                recording = recordings[call.invocation.row] = _Recording(call, arrays)
+                self._outside(call.invocation.writes, recording.run)
             else:
-                heads = [(k, arrays[place]) for k, place in each.heads]
-                action = functools.partial(recordings[each.row].differentiate, heads)
-                self._outside(each.writes, action)
+                heads = [(k, arrays[place]) for k, place in call.heads]
+                action = functools.partial(recordings[call.row].differentiate, heads)
+                self._outside(call.writes, action)
             self._ends.append(len(self._table))
         self._numbers = np.array(self._table, dtype=np.int64).ravel()
-
-    def array(self, place: Place) -> Any:
-        """Return the array of a place."""
-        return self._arrays[place]
 
     def _add(self, op: str, attrs: Attributes, reads: Sequence[Any], writes: Sequence[Any]) -> None:
         keys, values = _texts(attrs), _texts(attrs.values())
@@ -304,16 +305,18 @@ class BoundCalls:
         self._kept += [keys, values, *handles, reads, writes]
         read, written, key, value = map(ctypes.addressof, (*handles, keys, values))
         device = self._devices.index((*reads, *writes)[0].context)
-        about = len(reads), read, len(writes), written, len(attrs), key, value
-        self._table.append([creator(op), *about, device])
+        self._table.append(
+            [creator(op), len(reads), read, len(writes), written, len(attrs), key, value, device]
+        )
 
     def _outside(self, writes: Sequence[Place], action: Callable[[], None]) -> None:
-        """Have an action run between two bulks that change what it writes."""
-        for place in writes:
-            self._add("_copy", {}, [self._arrays[place]], [self._arrays[place]])
+        """Note an action that runs between two bulks that change what it writes."""
+        written = [[self.arrays[place]] for place in writes]
+        for array in written:
+            self._add("_copy", {}, array, array)
         self._actions.append((len(self._table), action))
-        for place in writes:
-            self._add("_copy", {}, [self._arrays[place]], [self._arrays[place]])
+        for array in written:
+            self._add("_copy", {}, array, array)
 
     def run(self, first: int, stop: int, is_train: bool) -> None:
         """Push calls [first, stop) to MXNet's engine."""
@@ -350,27 +353,29 @@ class _Recording:
         # Arrays of their own on the tape; a caller's may be on it already, for something else.
         self._reads = [arrays[place].detach() for place in invocation.reads]
         self._writes = [arrays[place] for place in invocation.writes]
-        given = [(self._reads[k], arrays[entry], added) for k, entry, added in recorded.gradients]
-        if given:
-            variables, gradients, adds = zip(*given)
-            requests = ["add" if each else "write" for each in adds]
-            mx.autograd.mark_variables(list(variables), list(gradients), requests)
+        if recorded.gradients:
+            inputs, entries, adds = zip(*recorded.gradients)
+            mx.autograd.mark_variables(
+                [self._reads[k] for k in inputs],
+                [arrays[entry] for entry in entries],
+                ["add" if is_added else "write" for is_added in adds],
+            )
         self._op, self._attrs = creator(invocation.op), invocation.attrs
-        self._made: list[Any] = []
+        self._outputs: list[Any] = []  # on the tape
 
     def run(self) -> None:
         """Run the operator."""
-        self._made = [array.detach() for array in self._writes]
+        self._outputs = [array.detach() for array in self._writes]
         with mx.autograd.record() if mx.autograd.is_training() else mx.autograd.pause():
-            invoke(self._op, self._reads, self._attrs, self._made)
+            invoke(self._op, self._reads, self._attrs, self._outputs)
 
     def differentiate(self, heads: Sequence[tuple[int, Any]]) -> None:
-        """Run its backward pass; what it has recorded is forgotten."""
+        """Run its backward pass, and drop what autograd has recorded."""
         # Where no gradient of an output is read, any array will do for one.
-        chosen = heads or [(0, self._made[0])]
-        outputs, gradients = zip(*[(self._made[k], array) for k, array in chosen])
+        chosen = heads or [(0, self._outputs[0])]
+        outputs, gradients = zip(*[(self._outputs[k], array) for k, array in chosen])
         mx.autograd.backward(list(outputs), list(gradients), train_mode=True)
-        self._made = []
+        self._outputs = []
 
 
 def _texts(texts: Iterable[Any]) -> Any:
@@ -388,28 +393,29 @@ def creator(op: str) -> int:
 
 @functools.lru_cache(maxsize=None)
 def _profiler() -> set[str]:
-    """Return what is on of MXNet's profiler, kept up to date: ``aggregate_stats``, or nothing.
+    """Return the options of MXNet's profiler that are on: ``aggregate_stats``, or nothing.
 
-    While it adds up times MXNet has no bulks (`bulk_size` in src/engine/threaded_engine.h). MXNet
-    tells by printing the times, which ends a profile that it is writing (``DumpProfile`` in
-    src/profiler/profiler.cc): it is asked once.
+    The set is kept up to date. While MXNet adds up times it has no bulks (`bulk_size` in
+    src/engine/threaded_engine.h). Only printing the times shows whether it does, which ends a
+    profile that MXNet is writing (``DumpProfile`` in src/profiler/profiler.cc): so that is done
+    once.
     """
-    lib, added = mx.base._LIB, "aggregate_stats"
+    lib, option = mx.base._LIB, "aggregate_stats"
     text, as_json = ctypes.c_char_p(), 1
     mx.base.check_call(lib.MXAggregateProfileStatsPrintEx(ctypes.byref(text), 0, as_json, 0, 0))
-    found = {added} if text.value else set()  # no text where there is nothing to print
+    options = {option} if text.value else set()  # no text where there is nothing to print
     configure = lib.MXSetProcessProfilerConfig
 
     def noting(count: int, keys: Any, values: Any, *process: Any) -> int:
         failed: int = configure(count, keys, values, *process)
-        given = {key.decode(): value.decode() for key, value in zip(keys, values)}
-        if not failed and given.get("profile_process") != "server":
-            found.discard(added)
-            found.update([added] if truth(given.get(added)) else [])
+        config = {key.decode(): value.decode() for key, value in zip(keys, values)}
+        if not failed and config.get("profile_process") != "server":
+            options.discard(option)
+            options.update([option] if truth(config.get(option)) else [])
         return failed
 
     lib.MXSetProcessProfilerConfig = noting
-    return found
+    return options
 
 
 def _function(function: Any) -> int:

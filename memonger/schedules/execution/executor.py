@@ -57,7 +57,7 @@ class ScheduledExecutor(mx.executor.Executor):
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
         self._arrays = self._variables({**args, **aux})  # of the step, without those in the arena
         self._heads = self._head_gradients()
-        self._given: dict[int, Any] = {}  # of each block that is given
+        self._array_of_block: dict[int, Any] = {}  # arrays of the caller, and outputs
         self.outputs = [self._output(head) for head in step.heads[: step.arrays.outputs]]
         #: What is copied after the backward pass: to which array, from which, and whether added.
         self._copied: list[tuple[Any, Any, bool]] = []
@@ -70,24 +70,24 @@ class ScheduledExecutor(mx.executor.Executor):
     def __del__(self) -> None:
         pass  # there is no executor of MXNet's to free
 
-    def _variables(self, known: Arrays) -> dict[Place, Any]:
+    def _variables(self, inputs: Arrays) -> dict[Place, Any]:
         """Find or make the arrays of the variables of the step."""
         step = self._step
         read = {*step.rows.read_row.tolist(), *(row for row, _ in step.heads)}
-        found: dict[Place, Any] = {}
+        variables: dict[Place, Any] = {}
         for row in sorted(read.intersection(np.flatnonzero(step.arrays.variable).tolist())):
-            array = known.get(step.names[row])
+            array = inputs.get(step.names[row])
             tensor = step.signatures[row].tensors[0]
-            found[row, 0] = fitted(None, tensor, self._ctx) if array is None else array
-        return found
+            variables[row, 0] = fitted(None, tensor, self._ctx) if array is None else array
+        return variables
 
     def _head_gradients(self) -> dict[int, Any]:
-        """Find the arrays into which the gradients of outputs go that are no losses."""
-        step, found = self._step, {}
+        """Find the arrays for the gradients of the outputs, by number, that are no losses."""
+        step, heads = self._step, {}
         for row, source in enumerate(step.rows.source.tolist()):
             if source >= step.parts.variants.forward and (row, 0) in self._arrays:
-                found[int(step.training.names[source].rsplit("_", 1)[1])] = self._arrays[row, 0]
-        return found
+                heads[int(step.training.names[source].rsplit("_", 1)[1])] = self._arrays[row, 0]
+        return heads
 
     def _output(self, head: Entry) -> Any:
         """Find or make the array of an output of the network."""
@@ -95,7 +95,7 @@ class ScheduledExecutor(mx.executor.Executor):
             return self._arrays[head]
         tensor = self._step.tensor(head)
         array = fitted(None, tensor, self._ctx)
-        array = self._given.setdefault(self._step.block(head), array)
+        array = self._array_of_block.setdefault(self._step.block(head), array)
         return array if array.shape == tensor.shape else array.reshape(tensor.shape)
 
     def _gradient(self, array: Any, entry: Entry | None, added: bool) -> None:
@@ -108,38 +108,39 @@ class ScheduledExecutor(mx.executor.Executor):
         elif not added or entry in self._step.adding:
             block = self._step.block(entry)
             if self._step.alive.given[block]:
-                first = self._given.setdefault(block, array)
+                first = self._array_of_block.setdefault(block, array)
                 if first is not array:
                     self._copied.append((array, first.reshape(array.shape), False))
 
     @functools.cached_property
     def _plain(self) -> Any:
         """The plain network with the same arrays; it never runs."""
-        given = {name: array for name, array in self.grad_dict.items() if array is not None}
-        about = self._ctx, self.arg_dict, given, self._grad_req, self.aux_dict
-        return mx.sym.Symbol.bind(self._symbol, *about)
+        grads = {name: array for name, array in self.grad_dict.items() if array is not None}
+        return mx.sym.Symbol.bind(
+            self._symbol, self._ctx, self.arg_dict, grads, self._grad_req, self.aux_dict
+        )
 
     @property
     def handle(self) -> Any:
-        """From this MXNet takes the arrays for an unplanned network that shares them."""
+        """MXNet's executor, from which an unplanned network takes the arrays that it shares."""
         with environment():  # before the lock that Python has for `_plain`: a bind asks for it
             return self._plain.handle
 
     def _ready(self) -> BoundCalls:
-        """Make the calls for the memory that the arena has now."""
+        """Return the calls for the memory that the arena has now."""
         memory = self.arena.memory()
         if self not in self.arena.calls:
             step, place = self._step, self.arena.place
-            arrays, made = dict(self._arrays), dict(self._given)
+            arrays, array_of_block = dict(self._arrays), dict(self._array_of_block)
             for row in np.flatnonzero(~step.arrays.variable).tolist():
                 for k, tensor in enumerate(step.signatures[row].tensors):
                     block = step.block((row, k))
-                    if block not in made:
-                        made[block] = array_at(place + int(step.offsets[block]), tensor, self._ctx)
-                    array = made[block]
-                    arrays[row, k] = (
-                        array if array.shape == tensor.shape else array.reshape(tensor.shape)
-                    )
+                    if block not in array_of_block:
+                        offset = place + int(step.offsets[block])
+                        array_of_block[block] = array_at(offset, tensor, self._ctx)
+                    array = array_of_block[block]
+                    same = array.shape == tensor.shape
+                    arrays[row, k] = array if same else array.reshape(tensor.shape)
             self.arena.calls[self] = BoundCalls(self._program, arrays, memory)
         return self.arena.calls[self]
 
@@ -204,32 +205,38 @@ class ScheduledExecutor(mx.executor.Executor):
             calls.run(first, stop, is_train)
             return
         for k in range(first, stop):
-            monitor.before(self._program.all[k], calls.array)
+            monitor.before(self._program.all[k], calls.arrays)
             calls.run(k, k + 1, is_train)
-            monitor.after(self._program.all[k], calls.array)
+            monitor.after(self._program.all[k], calls.arrays)
 
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any
     ) -> ScheduledExecutor:
         """Make an executor for other shapes, also larger ones, that shares arrays and memory."""
-        known = self.arg_dict
-        if all(known[k].shape == tuple(v) for k, v in kwargs.items() if k in known):
+        arrays = self.arg_dict
+        if all(arrays[k].shape == tuple(v) for k, v in kwargs.items() if k in arrays):
             return self
-        about = self._ctx, self._grad_req, {name: array.dtype for name, array in known.items()}
-        lent = {"shared_arg_names": list(known), "shared_exec": self, "shared_buffer": {}}
-        made: ScheduledExecutor = self._symbol.simple_bind(*about, **lent, **kwargs)
-        for name, array in made.arg_dict.items():
-            if known[name].shape != array.shape and name not in kwargs and not partial_shaping:
+        executor: ScheduledExecutor = self._symbol.simple_bind(
+            self._ctx,
+            self._grad_req,
+            {name: array.dtype for name, array in arrays.items()},
+            shared_arg_names=list(arrays),
+            shared_exec=self,
+            shared_buffer={},
+            **kwargs,
+        )
+        for name, array in executor.arg_dict.items():
+            if arrays[name].shape != array.shape and name not in kwargs and not partial_shaping:
                 raise MemongerError(
-                    f"reshape changes the shape of {name!r} from {known[name].shape} to "
+                    f"reshape changes the shape of {name!r} from {arrays[name].shape} to "
                     f"{array.shape}; give it too, or partial_shaping=True"
                 )
         if self._monitor_callback is not None:
-            made.set_monitor_callback(self._monitor_callback, self._monitor_all)
-        return made
+            executor.set_monitor_callback(self._monitor_callback, self._monitor_all)
+        return executor
 
     def debug_str(self) -> str:
-        """Tell the operators of the training step in order, and the memory that they take."""
+        """List the operators of the training step in order, and the memory that they take."""
         step = self._step
         lines = [f"Op:{op}, Name={name}" for op, name in zip(step.ops, step.names) if op != "null"]
         total = step.replay().pool_bytes // MB
@@ -237,7 +244,7 @@ class ScheduledExecutor(mx.executor.Executor):
         return "\n".join([*lines, f"Total {total} MB allocated", spaces, ""])
 
     def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
-        """Install a callback; it is told of each result once, however often it is computed."""
+        """Install a callback; it gets each result once, however often it is computed."""
         self._monitor_callback, self._monitor_all = callback, monitor_all
         self._monitor = Monitor(self._step, callback, monitor_all)
 

@@ -1,19 +1,18 @@
-"""What a monitor is told of a training step: results, by the names of MXNet's executor.
+"""Monitors of training steps: they get results, by the names of MXNet's executor.
 
 That is ``GraphExecutor::ExecuteMonOutputCallback`` and ``ExecuteMonInputCallback``
-(``src/executor/graph_executor.cc``). Each result is told once, however often it is computed.
+(``src/executor/graph_executor.cc``). Each result is shown once, however often it is computed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any, Callable, Iterator, Tuple
+from typing import Any, Callable, Mapping
 
-from memonger.graph.forward import Entry
 from memonger.graph.operators.gradients import Attrs
 from memonger.graph.operators.recorded import LEGACY
-from memonger.schedules.execution.calls import Call, Recorded, creator
+from memonger.schedules.execution.calls import Call, Place, Recorded, creator
 from memonger.schedules.training_step import OURS, TrainingStep, nodes_of
 from memonger.support.mxnet import mx
 from memonger.support.symbols import load_nodes
@@ -27,33 +26,32 @@ DATA = LEGACY.union(
 )
 
 Callback = Callable[[bytes, Any], None]
-Named = Iterator[Tuple[str, Entry]]
 
 
 class Monitor:
-    """Tells a callback of the calls of one training step."""
+    """Passes what the calls of one training step read and write to a callback."""
 
     def __init__(self, step: TrainingStep, callback: Callback, inputs: bool) -> None:
         self._step, self._callback, self._inputs = step, callback, inputs
         self._nodes = nodes_of(step.rows)
 
-    def before(self, call: Call, array_of: Callable[[Entry], Any]) -> None:
-        """Tell what a call is about to read, if inputs are told."""
+    def before(self, call: Call, arrays: Mapping[Place, Any]) -> None:
+        """Show what a call is about to read, if inputs are monitored."""
         for row in self._rows(call) if self._inputs else ():
             op, attrs, reads = *self._signature(row), self._nodes[row].reads
             for name, entry in zip(input_names(op, attrs, len(reads)), reads):
                 if self._step.ops[entry[0]] == "null":
-                    self._tell(self._step.names[entry[0]], array_of(entry))
-                self._tell(f"{self._step.names[row]}_{name}", array_of(entry))
+                    self._show(self._step.names[entry[0]], arrays[entry])
+                self._show(f"{self._step.names[row]}_{name}", arrays[entry])
 
-    def after(self, call: Call, array_of: Callable[[Entry], Any]) -> None:
-        """Tell what a call has written."""
+    def after(self, call: Call, arrays: Mapping[Place, Any]) -> None:
+        """Show what a call has written."""
         for row in self._rows(call):
             op, attrs = self._signature(row)
             signature = self._step.signatures[row]
             names = output_names(op, attrs, signature.inputs, len(signature.tensors))
             for k, name in enumerate(names):
-                self._tell(f"{self._step.names[row]}_{name}", array_of((row, k)))
+                self._show(f"{self._step.names[row]}_{name}", arrays[row, k])
 
     def _signature(self, row: int) -> tuple[str, Attrs]:
         signature = self._step.signatures[row]
@@ -65,7 +63,7 @@ class Monitor:
         rows = dict.fromkeys(place[0] for place in writes if not isinstance(place, str))
         return [row for row in rows if not self._step.names[row].startswith(OURS)]
 
-    def _tell(self, name: str, array: Any) -> None:
+    def _show(self, name: str, array: Any) -> None:
         # A copy, for what comes next may overwrite it; the callback frees its handle.
         copy = array.copy()
         copy.wait_to_read()
@@ -94,10 +92,11 @@ def input_names(op: str, attrs: Attrs, inputs: int) -> list[str]:
     if any(name == "num_args" for name, _ in attrs):
         return [f"arg{k}" for k in range(inputs)]
     # MXNet makes variables of inputs that are not given, named after them.
-    lib, handle, of = mx.base._LIB, mx.base.SymbolHandle(), ctypes.c_void_p(creator(op))
+    lib, handle, operator = mx.base._LIB, mx.base.SymbolHandle(), ctypes.c_void_p(creator(op))
     keys, values = (mx.base.c_str_array([attr[k] for attr in attrs]) for k in (0, 1))
-    about = of, len(attrs), keys, values, ctypes.byref(handle)
-    mx.base.check_call(lib.MXSymbolCreateAtomicSymbol(*about))
+    mx.base.check_call(
+        lib.MXSymbolCreateAtomicSymbol(operator, len(attrs), keys, values, ctypes.byref(handle))
+    )
     symbol = mx.sym.Symbol(handle)
     if lib.MXSymbolCompose(handle, b"f", 0, None, None):
         return numbered

@@ -21,11 +21,12 @@ def step_for(
     graph: ForwardGraph, schedule: Schedule, requests: Requests, mkldnn: bool
 ) -> TrainingStep:
     """Build the training step of a network for these gradients, by what fits of a schedule."""
-    asked = {a: requests[graph.nodes[a].name] for a in graph.arguments}
-    work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
+    request = {a: requests[graph.nodes[a].name] for a in graph.arguments}
+    work = workload(training_graph(graph, [a for a in request if request[a] != "null"]))
     fitting = adapt(work, schedule)
     check(work, fitting)
-    return build_step(make_parts(work, [a for a in asked if asked[a] == "add"], mkldnn), fitting)
+    added = [a for a in request if request[a] == "add"]
+    return build_step(make_parts(work, added, mkldnn), fitting)
 
 
 class Recipe:
@@ -33,16 +34,17 @@ class Recipe:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.told: set[str] = set()  # the places where its loss has been told
-        self._made: Latest[TrainingStep] = Latest(16)  # for shapes, gradients, devices
+        self.losses: set[str] = set()  # that have been logged: where the schedule was lost
+        self._steps: Latest[TrainingStep] = Latest(16)  # for shapes, gradients, devices
 
     def step(
-        self, symbol: Any, graph: ForwardGraph, requests: Requests, mkldnn: bool, known: Any = None
+        self, symbol: Any, graph: ForwardGraph, requests: Requests, mkldnn: bool, step: Any = None
     ) -> TrainingStep:
-        """Return the step of the symbol's graph: remembered, or ``known``, or made."""
+        """Return the step of the symbol's graph: remembered, or ``step``, or a new one."""
         # The network as it is now: attributes can be set at any time.
         network = hashlib.sha256(json_of(symbol).encode()).digest()
         tensors = tuple(graph.tensors[a] for a in graph.arguments)
         key = network, tensors, frozenset(requests.items()), mkldnn
-        about = graph, self.schedule, requests, mkldnn
-        return self._made.get_or_make(key, lambda: known or step_for(*about))
+        return self._steps.get_or_make(
+            key, lambda: step or step_for(graph, self.schedule, requests, mkldnn)
+        )

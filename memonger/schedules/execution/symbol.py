@@ -1,9 +1,9 @@
 """Training with a schedule: a Symbol that MXNet binds and trains as any other.
 
 What MXNet makes of such a symbol has no schedule. Where a method of the symbol makes it, a warning
-is logged if it is bound for training; looking at a network (as Module and ``mx.viz`` do) says
-nothing. Where it becomes part of another symbol there is no later, and it is said at once. Either
-is logged once for each network and place.
+is logged when it is bound for training; looking at a network (as Module and ``mx.viz`` do) logs
+nothing. Where it becomes part of another symbol, memonger cannot warn later and does so at once.
+Either is logged once for each network and place.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def _losing(method: Any) -> Any:
 
     @functools.wraps(method)
     def losing(self: Any, *args: Any, **kwargs: Any) -> Any:
-        made = method(self, *args, **kwargs)
-        if made is None:
+        result = method(self, *args, **kwargs)
+        if result is None:
             return None
-        return _taking(made, self.recipe, self._lost or f"this was made by {method.__name__}()")
+        return _taking(result, self.recipe, self._lost or f"this was made by {method.__name__}()")
 
     return losing
 
@@ -65,9 +65,9 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
 
     @property
     def handle(self) -> Any:
-        """MXNet's symbol; reading it from where the schedule is lost is told."""
+        """MXNet's symbol; reading it from where the schedule is lost is logged."""
         if sys._getframe(1).f_code.co_filename.endswith(LOSING):
-            self._tell(
+            self._warn(
                 "it has become part of another symbol (by an operator, or mx.sym.Group), of a "
                 "Gluon block, or it was converted by mx.contrib.amp"
             )
@@ -82,9 +82,9 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         """What a training step runs; None if this was made of a network with a schedule."""
         return self.recipe.schedule if self._lost is None else None
 
-    def _tell(self, place: str) -> None:
-        if place not in self.recipe.told:
-            self.recipe.told.add(place)
+    def _warn(self, place: str) -> None:
+        if place not in self.recipe.losses:
+            self.recipe.losses.add(place)
             log.warning(
                 "the schedule of network %r is lost: %s; to train the new symbol by a schedule, "
                 "plan it",
@@ -117,16 +117,16 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
     get_backend_symbol = _losing(Symbol.get_backend_symbol)
 
     def as_np_ndarray(self) -> Any:
-        """The network as a symbol of NumPy's operators, without a schedule."""
-        self._tell("it was converted with as_np_ndarray()")
+        """Return the network as a symbol of NumPy's operators, without a schedule."""
+        self._warn("it was converted with as_np_ndarray()")
         return super().as_np_ndarray()
 
     def _by_schedule(self, requests: Requests, group2ctx: Any) -> bool:
-        """Whether an executor with these requests runs the schedule, on one device."""
+        """Return whether an executor with these requests runs the schedule, on one device."""
         if set(requests.values()) <= {"null"}:
             return False
         if self._lost is not None:
-            self._tell(self._lost)
+            self._warn(self._lost)
             return False
         if group2ctx:
             raise MemongerError(
@@ -150,15 +150,24 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         """Bind with arrays made for it; as ``mx.sym.Symbol.simple_bind``."""
         requests = requests_of(self.list_arguments(), grad_req)
         if not self._by_schedule(requests, group2ctx):
-            usual = ctx, grad_req, type_dict, stype_dict, group2ctx, shared_arg_names
             with environment():
-                return super().simple_bind(*usual, shared_exec, shared_buffer, **kwargs)
+                return super().simple_bind(
+                    ctx,
+                    grad_req,
+                    type_dict,
+                    stype_dict,
+                    group2ctx,
+                    shared_arg_names,
+                    shared_exec,
+                    shared_buffer,
+                    **kwargs,
+                )
         executor.refuse_sparse(stype_dict or {})
         inputs = {*self.list_arguments(), *self.list_auxiliary_states()}
-        shapes = {k: v for k, v in kwargs.items() if isinstance(v, (list, tuple))}  # as MXNet does
-        given = {k: tuple(v) for k, v in shapes.items() if k in inputs}
+        listed = {k: v for k, v in kwargs.items() if isinstance(v, (list, tuple))}  # as MXNet does
+        shapes = {k: tuple(v) for k, v in listed.items() if k in inputs}
         types = {k: np.dtype(v).name for k, v in (type_dict or {}).items() if k in inputs}
-        graph = forward_graph(self, InputSpec(given, types))
+        graph = forward_graph(self, InputSpec(shapes, types))
         tensors = executor.tensors_of(graph)
         args, grads, states, shared_names = {}, {}, {}, set()
         if shared_exec is not None and shared_buffer is not None:  # MXNet shares by a buffer only
@@ -194,17 +203,19 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         requests = requests_of(names, grad_req)
         requests = {n: r if n in grads else "null" for n, r in requests.items()}
         if not self._by_schedule(requests, group2ctx):
-            usual = ctx, args, args_grad, grad_req, aux_states, group2ctx
             with environment():
-                return super().bind(*usual, shared_exec)
-        given = by_name(args, names, "argument")
+                return super().bind(
+                    ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_exec
+                )
+        arguments = by_name(args, names, "argument")
         aux = by_name(aux_states, self.list_auxiliary_states(), "auxiliary state")
-        executor.refuse_sparse({n: a.stype for n, a in [*given.items(), *grads.items()]})
+        executor.refuse_sparse({n: a.stype for n, a in [*arguments.items(), *grads.items()]})
         written = {name: array for name, array in grads.items() if requests[name] != "null"}
-        refuse_overlaps(written, {**given, **aux})
-        types = {n: np.dtype(a.dtype).name for n, a in given.items()}
-        graph = forward_graph(self, InputSpec({n: a.shape for n, a in given.items()}, types))
-        return ScheduledExecutor(self, ctx, graph, (given, grads, aux), requests, shared_exec)
+        refuse_overlaps(written, {**arguments, **aux})
+        types = {n: np.dtype(a.dtype).name for n, a in arguments.items()}
+        shapes = {n: a.shape for n, a in arguments.items()}
+        graph = forward_graph(self, InputSpec(shapes, types))
+        return ScheduledExecutor(self, ctx, graph, (arguments, grads, aux), requests, shared_exec)
 
 
 def refuse_overlaps(grads: Arrays, inputs: Arrays) -> None:
@@ -234,9 +245,9 @@ def scheduled(symbol: Any, schedule: Schedule) -> ScheduledSymbol:
 
 def _taking(symbol: Any, recipe: Recipe, lost: str | None = None) -> ScheduledSymbol:
     """Make a ScheduledSymbol that takes a symbol's place: the handle is its from now on."""
-    made = ScheduledSymbol(symbol.handle, recipe, lost)
+    heir = ScheduledSymbol(symbol.handle, recipe, lost)
     symbol.handle = mx.base.SymbolHandle()
-    return made
+    return heir
 
 
 def _unpickled(text: str, operations: np.ndarray, lost: str | None) -> ScheduledSymbol:
@@ -251,14 +262,14 @@ def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
 
 
 def by_name(arrays: Any, names: Sequence[str], required: str = "") -> Arrays:
-    """Name the arrays that ``bind`` was given; ``required`` says what they are if none may miss."""
+    """Name the arrays of a ``bind``; ``required`` is what an error calls one that is missing."""
     if not isinstance(arrays, dict):
-        given = [None] * len(names) if arrays is None else arrays
-        if len(given) != len(names):
-            raise MemongerError(f"bind: {len(given)} arrays were given for {len(names)} inputs")
-        arrays = dict(zip(names, given))
-    found = {name: arrays[name] for name in names if arrays.get(name) is not None}
+        listed = [None] * len(names) if arrays is None else arrays
+        if len(listed) != len(names):
+            raise MemongerError(f"bind: {len(listed)} arrays were given for {len(names)} inputs")
+        arrays = dict(zip(names, listed))
+    named = {name: arrays[name] for name in names if arrays.get(name) is not None}
     for name in names if required else ():
-        if name not in found:
+        if name not in named:
             raise MemongerError(f"bind: the {required} {name!r} is missing")
-    return found
+    return named
