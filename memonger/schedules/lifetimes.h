@@ -8,8 +8,9 @@ typedef struct {
     Int32s block;       /* of each output of each row (numbered through); -1 for variables */
     Int32s start, stop; /* of each block: the row that makes it, and the last row that reads it */
     Int64s nbytes;
-    Bools given; /* an array of the caller: an output of the network, or a gradient. The array of a
-                  * gradient is left alone in the forward pass: a block that begins there is none. */
+    /* Whether it is an array of the caller: of an output of the network, or of a gradient. The
+     * arrays of gradients are left alone in the forward pass: no block that begins there is one. */
+    Bools of_caller;
 } Lifetimes;
 
 /* Finds the blocks of a training step; returns the most bytes of blocks that are alive at once.
@@ -20,4 +21,4 @@ typedef struct {
  */
 KERNEL int64_t lifetimes(
     Memory *memory, const SignatureArrays *signatures, const Rows *rows, Int32s head_row,
-    Int32s head_output, int64_t outputs, bool views, Lifetimes *made);
+    Int32s head_output, int64_t outputs, bool views, Lifetimes *result);

@@ -2,9 +2,9 @@
 
 static Int32s filled(Memory *memory, int64_t count, int value)
 {
-    Int32s made = int32s(memory, count);
-    FILL(made.at, value, count);
-    return made;
+    Int32s array = int32s(memory, count);
+    FILL(array.at, value, count);
+    return array;
 }
 
 void line_up(Memory *memory, const NodeVariants *p, Int32s operations, Int32s *line)
@@ -34,7 +34,7 @@ void line_up(Memory *memory, const NodeVariants *p, Int32s operations, Int32s *l
     give_back(memory, then);
 }
 
-void connect(Memory *memory, const NodeVariants *p, Int32s line, Rows *result)
+void connect(Memory *memory, const NodeVariants *p, Int32s line, Rows *rows)
 {
     const Rows *m = &p->rows;
     int32_t count = (int32_t)line.count;
@@ -42,7 +42,7 @@ void connect(Memory *memory, const NodeVariants *p, Int32s line, Rows *result)
     int32_t reads = 0;
     for (int64_t row = 0; row < count; row++)
         reads += m->read_start.at[line.at[row] + 1] - m->read_start.at[line.at[row]];
-    Rows made = {
+    Rows new = {
         .signature = int32s(memory, count),
         .source = int32s(memory, count),
         .time = filled(memory, count, -1),
@@ -57,22 +57,22 @@ void connect(Memory *memory, const NodeVariants *p, Int32s line, Rows *result)
     reads = 0;
     for (int32_t row = 0; row < count; row++) {
         int32_t k = line.at[row];
-        int32_t y = m->source.at[k] >= 0 ? m->source.at[k] : k; /* whose place it takes */
-        made.signature.at[row] = m->signature.at[k];
-        made.source.at[row] = m->source.at[k];
-        made.read_start.at[row] = reads;
+        int32_t y = m->source.at[k] >= 0 ? m->source.at[k] : k; /* the variant that it stands for */
+        new.signature.at[row] = m->signature.at[k];
+        new.source.at[row] = m->source.at[k];
+        new.read_start.at[row] = reads;
         for (int32_t j = m->read_start.at[k]; j < m->read_start.at[k + 1]; j++) {
             int32_t x = m->read_row.at[j];
-            made.read_row.at[reads] = x >= 0 ? made.latest.at[x] : made.first.at[~x];
-            made.read_output.at[reads++] = m->read_output.at[j];
+            new.read_row.at[reads] = x >= 0 ? new.latest.at[x] : new.first.at[~x];
+            new.read_output.at[reads++] = m->read_output.at[j];
         }
         if (m->time.at[k] == 0)
-            made.time.at[row] = runs[y]++;
-        made.latest.at[y] = row;
-        if (made.first.at[y] < 0)
-            made.first.at[y] = row;
+            new.time.at[row] = runs[y]++;
+        new.latest.at[y] = row;
+        if (new.first.at[y] < 0)
+            new.first.at[y] = row;
     }
-    made.read_start.at[count] = reads;
-    *result = made;
+    new.read_start.at[count] = reads;
+    *rows = new;
     give_back(memory, then);
 }

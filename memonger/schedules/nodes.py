@@ -1,7 +1,7 @@
 """The rows of a schedule's training step, built in compiled code: one for each operator that runs.
 
 They stand in the order in which they run, which is the schedule's. A search builds thousands of
-them, so there is no Python object for a row.
+steps, so there is no Python object for a row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class Rows(Struct):
 
 
 class NodeVariants(Struct):
-    """What the nodes of a network's training steps can be, whatever the schedule."""
+    """The forms in which rows can stand in a network's training steps, whatever the schedule."""
 
     rows: Rows
     forward: int

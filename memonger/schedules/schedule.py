@@ -1,7 +1,7 @@
 """Schedules: a whole training step in an order of our own, results computed as often as it pays.
 
-Each operator, and each gradient, reads the latest result of what it needs. What is saved follows: a
-result is held for as long as something will read it before it is computed again, and no longer.
+Each operator, and each gradient, reads the latest results that it needs. What is saved follows: a
+result is held as long as something will read it before it is computed again, and no longer.
 
 Three things are not the schedule's to choose, for then gradients would not be bit-identical:
 gradients come in MXNet's order; the random draws of an operator happen once; and the
@@ -52,7 +52,7 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What a training step must run: not operators merged with equal ones, or that nobody needs."""
+    """What a training step must run, without operators that are merged or that nobody needs."""
 
     training: TrainingGraph
     operators: tuple[int, ...]  # in the order in which they run for the first time
@@ -65,14 +65,14 @@ class Workload:
 
 
 def workload(training: TrainingGraph, until: int | None = None) -> Workload:
-    """Find out what there is to schedule; the nodes from ``until`` on must not run again.
+    """Find what a training step must run; the nodes from ``until`` on must not run again.
 
     A network whose gradients cannot all be written out is refused (MemongerError).
     """
     nodes, t = training.graph.nodes, training.arrays
     n, variable = t.forward, t.variable
     for x, why in training.unobserved.items():
-        if nodes[x].op in ASYNCHRONOUS:  # autograd asks the Python code that it is
+        if nodes[x].op in ASYNCHRONOUS:  # autograd calls its Python code
             continue
         raise MemongerError(
             f"node {nodes[x].name!r} ({nodes[x].op}) cannot be part of a schedule: {why}; "

@@ -152,8 +152,8 @@ class TrainingStep(StepGraph):
     @cached_property
     def offsets(self) -> np.ndarray:
         """Where in the arena each block is, bytes; -1 for an array of the caller."""
-        offsets = np.full(len(self.alive.given), -1)
-        offsets[~self.alive.given] = self.placement.offset
+        offsets = np.full(len(self.alive.of_caller), -1)
+        offsets[~self.alive.of_caller] = self.placement.offset
         return offsets
 
     @cached_property
@@ -190,7 +190,7 @@ class TrainingStep(StepGraph):
     @cached_property
     def placement(self) -> Placement:
         """Where the blocks that are not given lie in the arena."""
-        alive, ours = self.alive, ~self.alive.given
+        alive, ours = self.alive, ~self.alive.of_caller
         intervals = alive.start[ours], alive.stop[ours], alive.nbytes[ours]
         return place_items(*intervals, len(self.rows.source), ALIGNMENT)
 
@@ -220,7 +220,7 @@ class Placed(Replay):
     def storage(self) -> np.ndarray:
         """The block of each output, without those that the caller has for gradients."""
         step = self.training
-        theirs = step.alive.given.copy()
+        theirs = step.alive.of_caller.copy()
         theirs[step.output_blocks] = False
         return np.where(theirs[self.planned] & (self.planned >= 0), -1, self.planned)
 

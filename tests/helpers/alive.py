@@ -67,7 +67,7 @@ def check_memory(step: TrainingStep) -> int:
     number: dict[int, int] = {}
     for entry, block in found.items():
         k = number.setdefault(id(block), step.block(entry))
-        told = blocks.start[k], blocks.stop[k], blocks.nbytes[k], blocks.given[k]
+        told = blocks.start[k], blocks.stop[k], blocks.nbytes[k], blocks.of_caller[k]
         assert k == step.block(entry)
         assert told == (block.row, block.stop, block.nbytes, id(block) in given), entry
     assert len(number) == len({*number.values()}) == len(blocks.start)
@@ -88,7 +88,7 @@ def check_memory(step: TrainingStep) -> int:
 def check_placement(step: TrainingStep) -> None:
     """No two blocks of the arena overlap that are alive at the same time."""
     blocks, placement = step.alive, step.placement
-    ours = np.flatnonzero(~blocks.given)
+    ours = np.flatnonzero(~blocks.of_caller)
     start, stop, nbytes = blocks.start[ours], blocks.stop[ours], blocks.nbytes[ours]
     offset = placement.offset
     end = offset + nbytes

@@ -70,7 +70,7 @@ def test_what_dies_too_early_shows(poison: None, monkeypatch: pytest.MonkeyPatch
 
     def shortened(block: int, *about: Any) -> Any:
         alive, lives = usual(*about)
-        ends[:] = np.flatnonzero(~lives.given & (lives.stop > lives.start)).tolist()
+        ends[:] = np.flatnonzero(~lives.of_caller & (lives.stop > lives.start)).tolist()
         stop = lives.stop.copy()
         stop[ends[block]] -= 1
         return alive, lives.replace(stop=stop)

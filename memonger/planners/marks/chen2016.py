@@ -1,13 +1,12 @@
 """The original planner: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 
-Algorithm 3 of the paper (arXiv 1604.06174) as dmlc/mxnet-memonger carries it out: walk the network
-once, add up the bytes of its results, and at each hint that the user marked keep the result if
-what has gathered since the last kept one exceeds a threshold; everything else is recomputed. Then
-search the threshold: three guesses, each the square root that balances the kept and the local
-memory of the last, and a grid between them. Written anew after
-https://github.com/dmlc/mxnet-memonger, trial for trial and threshold for threshold, its habits
-included: sizes count 4 bytes an element, parameters are known by the endings of their names,
-labels and auxiliary states count as results.
+Algorithm 3 of the paper (arXiv 1604.06174) as dmlc/mxnet-memonger carries it out. It walks the
+network once and adds up the bytes of results. At each hint of the user it keeps the result if those
+since the last kept one exceed a threshold; everything else is recomputed. It searches the
+threshold: three guesses, each the square root that balances the kept and the local memory of the
+last, and a grid between them. Written anew after https://github.com/dmlc/mxnet-memonger, trial for
+trial and threshold for threshold, its habits included: sizes count 4 bytes an element, names end as
+those of parameters do, labels and auxiliary states count as results.
 """
 
 from __future__ import annotations

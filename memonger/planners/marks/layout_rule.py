@@ -1,14 +1,14 @@
 """The rule that a plan of marks leaves every tensor in the layout that it has without a plan.
 
-What is recomputed is no longer held for the gradient. So an operator that knows no layouts of
+A recomputed result is no longer held for its gradient. So an operator that knows no layouts of
 MKLDNN writes over it in place, and leaves in blocks what is row-major without a plan
-(``costs.layouts``). Who reads that rounds otherwise: outputs in the last bits, gradients by up to a
-percent.
+(``costs.layouts``). Its readers then round differently: outputs in the last bits, gradients by up
+to a percent.
 
-Some networks can come to that, as those with gates. In those the layouts of the planned step are
-compared with those of the unplanned one. Where an operator writes in place over what the unplanned
-step still holds, one operator is kept whose gradient holds it; otherwise what is around a
-difference is. They get no saved identities.
+That can happen in some networks, such as those with gates. There the layouts of the planned step
+are compared with those of the unplanned one. If an operator writes in place over what the unplanned
+step still holds, one operator is kept whose gradient holds that. Otherwise what is around a
+difference is kept. Such networks get no saved identities.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _may_change(
                 apart = compiled.find_layout(code, number, NOT_IN_PLACE, PLAIN, inputs, plays)
                 results.add(apart)
             elif int(inputs[j]) not in results and shown[entries[first + j]]:
-                return True  # others find what this has made of their memory, or do not
+                return True  # what other readers find depends on what is written over it
         if any(len(results) > 1 and matters[out] for out, results in possible.items()):
             return True
     return False

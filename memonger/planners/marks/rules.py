@@ -6,12 +6,12 @@ Five rules, for whatever a planner proposes:
    would not merge them, and gradients would add up in another order.
 3. A recomputed operator whose first output nobody reads is kept, unless it tolerates that. Keeping
    one may leave the next unread, so this is repeated until nothing changes.
-4. Where pointwise fusion may be on, the recomputed copy of an operator must be tied by data, not by
-   a control dependency alone, to the gradient that runs after it. Fusion looks at data only
+4. Where pointwise fusion may be on, data must tie the recomputed copy of an operator to the
+   gradient that runs after it; a control dependency is not enough. Fusion looks at data only
    (``src/executor/pointwise_fusion_pass.cc``) and may otherwise put the copy's inputs and that
    gradient into one kernel: a cycle through the copy, and a bind that fails. For the same reason a
-   result that so many operators read that its gradient is summed in a chain (of control
-   dependencies) is kept there.
+   result is kept there if so many operators read it that its gradient is summed in a chain (of
+   control dependencies).
 5. Where MKLDNN may compute, every tensor is found in the layout that it has without a plan
    (``layout_rule``).
 """

@@ -37,7 +37,7 @@ from memonger.support.parallel import Threads
 
 HARD = 1e30  # the price of a byte above a limit that must be kept
 SEED = 73  # of eighteen that were tried, one that is good for small and for large networks
-CHEAP = 0.3  # of the mean time of an operator by its bytes: see ``costly``
+CHEAP = 0.3  # of the mean time of an operator: see ``costly``
 
 
 class Space(Struct):
@@ -128,8 +128,8 @@ def recomputation_times(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the times of a network with saved identities: the last five fields of `Space`.
 
-    What stands behind a recomputed node takes no time: nobody reads it again, so MXNet asks for no
-    result (``kNullOp``). An identity takes none; a product with one runs once, and its gradient.
+    What is inserted behind a recomputed node takes no time: nobody reads it then, so MXNet computes
+    no result (``kNullOp``). An identity takes none; a product with one runs once, and its gradient.
     """
     copies = [copy for copy in insertion.copies if not copy.apart]
     copied = np.array([insertion.new_index[copy.node] for copy in copies], dtype=np.int64)

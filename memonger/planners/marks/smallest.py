@@ -201,6 +201,6 @@ def _minimised(
 
 
 def _count_flops(rules: Rules) -> NodeTimes:
-    """Return operations instead of seconds, where no time is asked for."""
+    """Return operations instead of seconds, for a search that compares no times."""
     flops = count_forward_flops(rules.graph).astype(np.float64)
     return NodeTimes(flops, 0 * flops, 0 * flops)

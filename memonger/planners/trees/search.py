@@ -84,8 +84,8 @@ EFFORT = Effort()
 class ScheduleSearch:
     """The schedules of one network.
 
-    All trees are remembered: whoever asks one object for more and more memory never gets more work,
-    and the other way.
+    All trees are remembered: later searches of one object with more memory never return more work,
+    nor the other way round.
 
     ``patience`` multiplies the length of the search; more than 1 that of annealing alone.
     ``progress`` is called with the share of a search that is done, from 0 to 1. ``weights`` are the

@@ -57,7 +57,8 @@ static int64_t request_heads(Making *m, int64_t lo, int64_t hi, int64_t *wanted)
 }
 
 /* Requests the items of operator i: what it reads, or what its gradient reads. */
-static inline void request_items(Int32s start, Int32s items, int64_t i, int64_t *wanted, int64_t mark)
+static inline void request_items(
+    Int32s start, Int32s items, int64_t i, int64_t *wanted, int64_t mark)
 {
     for (int32_t k = start.at[i]; k < start.at[i + 1]; k++)
         wanted[items.at[k]] = max(wanted[items.at[k]], mark + i);
@@ -259,7 +260,8 @@ typedef struct {
 } Segment;
 
 /* Finds the segment of node q in a network of ``count`` operators. */
-static Segment find_segment(Memory *memory, const Node *tree, int64_t nodes, int64_t q, int64_t count)
+static Segment find_segment(
+    Memory *memory, const Node *tree, int64_t nodes, int64_t q, int64_t count)
 {
     Memory then = *memory;
     const int32_t *end = find_ends(memory, tree, nodes);

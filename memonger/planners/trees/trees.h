@@ -25,10 +25,10 @@ typedef struct {
 
 /* Makes the schedule of a tree, and returns the work of all its forward runs.
  *
- * A position: the operator runs; ~position: its gradient does. Each reads the latest results of what
- * it reads. Cuts outside of their segment are passed over. It ends early, with a part of the
- * operations, once there is more than ``most_work``, or more than ``most_operations``. Nothing but
- * the result is taken from ``memory``.
+ * A position: the operator runs; ~position: its gradient does. Each reads the latest results. Cuts
+ * outside of their segment are passed over. It ends early, with a part of the operations, once there
+ * is more than ``most_work``, or more than ``most_operations``. Nothing but the result is taken from
+ * ``memory``.
  */
 KERNEL double unroll(
     Memory *memory, const Steps *s, Int32s tree, double most_work, int64_t most_operations,

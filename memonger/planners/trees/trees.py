@@ -1,9 +1,9 @@
 """Recursive checkpointing trees, and the schedules that they stand for.
 
-A node of a tree stands for a segment of the network, the operators at positions lo..hi-1 of the
-execution order, whose gradients are to be computed while what they need of earlier operators is
-saved. It says where the segment is cut: run forward to the cut, process the right part, then the
-left one. Its flag tells what of the left part is saved meanwhile. A leaf runs what its gradients
+A node of a tree stands for a segment of the network: the operators at positions lo..hi-1 of the
+execution order. Their gradients are to be computed while what they need of earlier operators is
+saved. The node has the cut of the segment: run forward to the cut, process the right part, then the
+left one. Its flag says what of the left part is saved meanwhile. A leaf runs what its gradients
 read and is still missing, then the gradients; a lazy one runs what a gradient reads right before
 that, as MXNet does with marks. Everything that runs is read: by the gradients of the segment, by
 operators on the way to them, or as an output of the network.

@@ -6,7 +6,8 @@ typedef int (*Invoke)(
     const char **keys, const char **values);
 typedef int (*SetBulkSize)(int size, int *before);
 
-enum { CREATOR, INPUTS, INPUT, OUTPUTS, OUTPUT, PARAMS, KEYS, VALUES, TOKEN, CALL }; /* as in calls.py */
+/* The numbers of a call, in the order of calls.py; CALL is their count. */
+enum { CREATOR, INPUTS, INPUT, OUTPUTS, OUTPUT, PARAMS, KEYS, VALUES, TOKEN, CALL };
 
 static int run_call(Invoke invoke, const int64_t *call)
 {

@@ -3,10 +3,10 @@
 
 #include "support/kernels.h"
 
-/* Invokes calls [first, stop) by MXNet's C functions, which are given by their addresses.
+/* Invokes calls [first, stop) by the addresses of MXNet's C functions.
  *
- * A call is ``CALL`` numbers of ``calls``: the operator, addresses of what MXImperativeInvoke takes,
- * and its token. They run in bulks of at most ``size`` calls with the same token. That is the number
+ * A call is ``CALL`` numbers of ``calls``: the operator, the addresses for MXImperativeInvoke, and
+ * its token. They run in bulks of at most ``size`` calls with the same token. That is the number
  * of a call with which the bulk begins; all tokens change the same array, so that bulks run one
  * after the other. Returns -1, or the place of the call that failed.
  */

@@ -1,14 +1,14 @@
 """A training step as calls of MXNet's imperative interface, in order, and how they run.
 
-Operators are invoked by ``MXImperativeInvoke``, from a compiled loop. The engine knows nothing of
-tensors that overlap in the arena, so calls go in *bulks* (``MXEngineSetBulkSize``): the operators
-of one run one after the other, and each bulk begins with an operator, its *token*, that changes the
-arena's own variable, so that bulks follow one another (``BulkAppend`` in
+A compiled loop invokes operators by ``MXImperativeInvoke``. The engine does not know which
+tensors overlap in the arena, so calls go in *bulks* (``MXEngineSetBulkSize``): the operators of a
+bulk run one after the other. Each bulk begins with an operator, its *token*, that changes the
+arena's own variable, so that bulks run in order (``BulkAppend`` in
 ``src/engine/threaded_engine.h``).
 
-What autograd computes (`operators.recorded`) runs outside of bulks. It changes its outputs, so an
-operator that changes them too (a copy of each to itself, which computes nothing) is the last of the
-bulk before it, and one of the bulk after it.
+What autograd computes (`operators.recorded`) runs outside of bulks. To keep the order, each of its
+outputs is copied to itself, which computes nothing, at the end of the bulk before it and in the
+bulk after it.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
     for a, gradient in zip(step.training.wanted, step.gradients):
         elsewhere = a in step.parts.added or a in step.parts.left_out
         block = -1 if gradient is None or elsewhere else step.block(gradient)
-        if gradient is not None and block >= 0 and not step.alive.given[block]:
+        if gradient is not None and block >= 0 and not step.alive.of_caller[block]:
             name = step.training.graph.nodes[a].name
             calls.append(_copy(gradient, name))
     return Calls(tuple(calls), forward)
@@ -152,7 +152,7 @@ def _last_tensors(step: TrainingStep) -> Mapping[int, Sequence[Entry]]:
         for k in range(len(signature.tensors)):
             tensors[step.block((row, k))] = row, k
     for block, entry in tensors.items():
-        if block >= 0 and not blocks.given[block]:
+        if block >= 0 and not blocks.of_caller[block]:
             dead[int(blocks.stop[block])].append(entry)
     return dead
 
@@ -177,8 +177,8 @@ Sums = Mapping[int, Sequence[Tuple[str, Entry]]]
 def _sums(step: TrainingStep, rows: Sequence[Node]) -> tuple[Sums, Sums]:
     """Find the additions to arrays of gradients: after the row that makes it, or before.
 
-    More than four tensors are added to what is there one after the other, for so does MXNet if they
-    are not laid out in blocks (``ElementWiseSumCompute_`` with the request 'add', in
+    More than four tensors are added to the array one after the other, as MXNet does unless they are
+    laid out in blocks (``ElementWiseSumCompute_`` with the request 'add', in
     ``src/operator/tensor/elemwise_sum.h``).
     """
     after: dict[int, list[tuple[str, Entry]]] = defaultdict(list)

@@ -29,7 +29,7 @@ class ScheduledExecutor(mx.executor.Executor):
     arrays of their own; gradients are written to the caller's, or added to them.
     """
 
-    # Made when MXNet's own properties are first asked for them.
+    # MXNet's own properties make them when they are first read.
     _arg_dict = _grad_dict = _aux_dict = _output_dict = None
     _monitor_callback: Any = None
     _monitor: Monitor | None = None
@@ -107,7 +107,7 @@ class ScheduledExecutor(mx.executor.Executor):
             self._copied.append((array, self._arrays[entry], added))
         elif not added or entry in self._step.adding:
             block = self._step.block(entry)
-            if self._step.alive.given[block]:
+            if self._step.alive.of_caller[block]:
                 first = self._array_of_block.setdefault(block, array)
                 if first is not array:
                     self._copied.append((array, first.reshape(array.shape), False))
@@ -123,7 +123,7 @@ class ScheduledExecutor(mx.executor.Executor):
     @property
     def handle(self) -> Any:
         """MXNet's executor, from which an unplanned network takes the arrays that it shares."""
-        with environment():  # before the lock that Python has for `_plain`: a bind asks for it
+        with environment():  # before the lock that Python has for `_plain`: a bind takes it too
             return self._plain.handle
 
     def _ready(self) -> BoundCalls:
@@ -198,7 +198,7 @@ class ScheduledExecutor(mx.executor.Executor):
                 source.copyto(array)
 
     def _run(self, first: int, stop: int, is_train: bool) -> None:
-        # A larger arena that was asked for since is taken by the next forward pass of any step.
+        # Only a forward pass takes a larger arena that has been reserved meanwhile.
         calls = self._ready() if first == 0 else self.arena.calls[self]
         monitor = self._monitor
         if monitor is None:

@@ -30,7 +30,7 @@ def step_for(
 
 
 class Recipe:
-    """A schedule, and the latest steps that were made of it; shared by copies of a symbol."""
+    """A schedule and the latest steps by it, which copies of a symbol share."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule

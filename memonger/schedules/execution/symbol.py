@@ -79,7 +79,7 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
 
     @property
     def schedule(self) -> Schedule | None:
-        """What a training step runs; None if this was made of a network with a schedule."""
+        """What a training step runs; None if MXNet derived this from a network with a schedule."""
         return self.recipe.schedule if self._lost is None else None
 
     def _warn(self, place: str) -> None:
@@ -197,7 +197,7 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         group2ctx: Any = None,
         shared_exec: Any = None,
     ) -> Any:
-        """Bind to arrays that are given; as ``mx.sym.Symbol.bind``."""
+        """Bind to these arrays; as ``mx.sym.Symbol.bind``."""
         names = self.list_arguments()
         grads = by_name(args_grad, names)
         requests = requests_of(names, grad_req)
