@@ -1,0 +1,20 @@
+"""Types for annotations alone: what MXNet's untyped objects are, and arrays by what they hold.
+
+Import these under ``TYPE_CHECKING``.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mxnet import Context as Context
+    from mxnet.executor import Executor as Executor
+    from mxnet.ndarray import NDArray as NDArray
+    from mxnet.symbol import Symbol as Symbol
+    from numpy.typing import NDArray as Array
+
+    Array1 = Array[np.generic]
+    Bools = Array[np.bool_]
+    Int32s = Array[np.int32]
+    Int64s = Array[np.int64]
+    Doubles = Array[np.float64]
