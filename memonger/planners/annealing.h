@@ -1,11 +1,7 @@
 /* Simulated annealing; see annealing.py. */
 #pragma once
 
-#include <stdatomic.h>
-
 #include "support/kernels.h"
-
-#define MORE 0.3 /* the probability of one more change in a step */
 
 /* The fastest plan of each size; of n, plan k needs at most k + 1 n-ths of ``most_bytes``. */
 typedef struct {
@@ -25,12 +21,41 @@ typedef struct {
 
 enum { OVER_LIMIT = -1, UNPRICED = -1 };
 
-/* Returns the most that the next state may cost, for a random number from 0 to 1 (Metropolis).
+/* How long annealing is, and its first and last temperature. */
+typedef struct {
+    int64_t seed, tries;
+    double hot, cold;
+    double unit; /* of the temperatures; 0: the least cost so far */
+} Cooling;
+
+/* What a state costs. Of equal costs the lower ``second`` is less. */
+typedef struct {
+    double cost, second;
+    int64_t pool;
+    double seconds; /* or work */
+} Price;
+
+/* A search: its moves, and what they cost. */
+typedef struct Search Search;
+struct Search {
+    /* Returns a changed copy of a state, taken from ``memory``, or the state itself. */
+    Bytes (*change)(Memory *memory, const Search *search, Random *random, Bytes state);
+    /* Prices a state, and may write it in another way; false if it costs more than ``most``. */
+    bool (*price)(
+        Memory *memory, const Search *search, Bytes state, double most, const Memo *memo,
+        Price *price);
+    const void *space, *goal; /* of the two functions */
+    int64_t room;             /* the bytes of the longest state */
+};
+
+/* Anneals a state, and returns the best that was visited.
  *
- * The temperature falls from ``hot`` to ``cold``; ``progress`` is the share of the tries that is
- * over.
+ * The archive receives what is visited, ``memo`` what it costs. The search ends when the element of
+ * ``stop``, which another thread may set, is not 0; that of ``done`` counts the tries.
  */
-double acceptable(double current, double hot, double cold, double progress, double draw);
+Bytes anneal(
+    Memory *memory, const Search *search, Bytes start, const Cooling *cooling, const Memo *memo,
+    const Archive *archive, Int64s stop, Int64s done);
 
 /* Takes a plan into the archive if it is the fastest of its size; its state must not be longer than
  * those of the archive. */
@@ -47,15 +72,3 @@ static inline uint64_t hash_with(uint64_t hash, int64_t item)
 
 /* Finds the slot of a hash; it is emptied if it was another's. */
 int64_t find_slot(const Memo *memo, uint64_t hash);
-
-/* Returns whether another thread has set the element of ``stop``. */
-static inline bool is_stopped(Int64s stop)
-{
-    return atomic_load_explicit((_Atomic int64_t *)stop.at, memory_order_relaxed) != 0;
-}
-
-/* Adds a try to the element of ``done``. */
-static inline void count_try(Int64s done)
-{
-    atomic_fetch_add_explicit((_Atomic int64_t *)done.at, 1, memory_order_relaxed);
-}

@@ -33,6 +33,16 @@ def empty_archive(most_bytes: int, bins: int, shape: tuple[int, ...], dtype: Any
     )
 
 
+class Cooling(Struct):
+    """How long annealing is, and its first and last temperature."""
+
+    seed: int
+    tries: int
+    hot: float
+    cold: float
+    unit: float
+
+
 class Memo(Struct):
     """What plans cost, by their hash.
 

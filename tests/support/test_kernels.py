@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memonger.planners.annealing import empty_archive
-from memonger.planners.marks.cuts import Weights
+from memonger.planners.annealing import Archive, empty_archive
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 
@@ -31,8 +30,8 @@ REFUSED = {
     "key must stand in one piece": lambda: compiled.group_by_key(KEY[::2], 2),
     "float": lambda: compiled.group_by_key(KEY, 2.5),
     r"group_by_key takes \['key', 'keys'\]": lambda: compiled.group_by_key(KEY),
-    "weights must be a Weights, not tuple": lambda: compiled.cheapest_cuts((KEY, KEY, KEY), 1.0),
-    "Weights has the fields": lambda: Weights(KEY, KEY),
+    "archive must be a Archive, not tuple": lambda: compiled.record((KEY, KEY), 1, 1.0, KEY),
+    "Archive has the fields": lambda: Archive(KEY, KEY),
 }
 
 

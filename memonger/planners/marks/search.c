@@ -161,9 +161,14 @@ static void set_nodes(Random *random, const Space *s, int8_t *nodes, int64_t cou
     }
 }
 
-/* Changes a state at random. */
-static void change(Random *random, const Space *s, Int8s state, const Goal *goal)
+static Int8s as_state(Bytes state) { return (Int8s){(int8_t *)state.at, state.count}; }
+
+static Bytes change_state(Memory *memory, const Search *search, Random *random, Bytes old)
 {
+    const Space *s = search->space;
+    const Goal *goal = search->goal;
+    Int8s state = {NEW(memory, int8_t, old.count), old.count};
+    COPY(state.at, as_state(old).at, old.count);
     int64_t cuts = s->after.count;
     int8_t *nodes = state.at + cuts;
     if (s->flippable.count && (!cuts || uniform(random) < goal->flipping))
@@ -172,6 +177,7 @@ static void change(Random *random, const Space *s, Int8s state, const Goal *goal
         set_nodes(random, s, nodes, state.count - cuts);
     else
         move_cut(random, state.at, cuts);
+    return (Bytes){(char *)state.at, state.count};
 }
 
 static int64_t slot_of_mask(const Memo *memo, Bools mask)
@@ -189,65 +195,49 @@ static double most_bytes(const Goal *goal, double energy, double seconds)
     return left >= 0 ? goal->limit + left / goal->byte_price : -1;
 }
 
-double anneal_masks(
-    Memory *memory, const Space *s, Int8s state, const Goal *goal, int64_t seed_number,
-    int64_t tries, double hot, double cold, const Memo *memo, const Archive *archive,
-    Int64s stop, Int64s done)
+static bool price_state(
+    Memory *memory, const Search *search, Bytes bytes, double most, const Memo *memo, Price *price)
 {
-    int64_t bytes = state.count;
-    Random random;
-    seed(&random, (uint32_t)seed_number);
-    if (s->after.count + s->flippable.count == 0)
-        tries = 0;
-    Int8s new = {NEW(memory, int8_t, bytes), bytes};
-    int8_t *best = NEW(memory, int8_t, bytes);
-    COPY(best, state.at, bytes);
-    double least_energy = INFINITY, energy = INFINITY, most_energy = INFINITY;
+    const Space *s = search->space;
+    const Goal *goal = search->goal;
+    Int8s state = as_state(bytes);
     Memory then = *memory;
-    for (int64_t step = -1; step < tries; step++) { /* the first is the plan as it is */
-        COPY(new.at, state.at, bytes);
-        if (step >= 0) {
-            if (is_stopped(stop))
-                break;
-            count_try(done);
-            do
-                change(&random, s, new, goal);
-            while (uniform(&random) < MORE);
-            double progress = (double)step / (double)tries;
-            most_energy = acceptable(energy, hot, cold, progress, uniform(&random));
-        }
-        give_back(memory, then);
-        Bools mask = mask_without_rules(memory, s, new);
-        int64_t slot = slot_of_mask(memo, mask), *pool = &memo->pools.at[slot];
-        double *seconds = &memo->seconds.at[slot], *priced_to = &memo->limits.at[slot];
-        double limit = most_bytes(goal, most_energy, *seconds);
-        bool is_new = *priced_to < 0 || (*pool < 0 && *priced_to < limit);
-        Int32s order, reads;
-        if (is_new) {
-            obey(memory, &s->rules, mask, &order, &reads);
-            *seconds = added_seconds(s, mask, order);
-            limit = most_bytes(goal, most_energy, *seconds);
-            *pool = limit >= 0 ? pool_of(memory, s, mask, order, reads, limit) : 0;
-            if (*pool > limit)
-                *pool = OVER_LIMIT;
-            *priced_to = fmax(0, limit);
-        }
-        if (*pool < 0 || *pool > limit)
-            continue;
-        double excess = fmax(0, (double)*pool - goal->limit);
-        energy = goal->second_price * *seconds + goal->byte_price * excess;
-        if (goal->by_node) {
-            if (!is_new)
-                obey(memory, &s->rules, mask, &order, &reads);
-            write_state(s, mask, new);
-        }
-        COPY(state.at, new.at, bytes);
-        record(memory, archive, *pool, *seconds, (Bytes){(char *)state.at, bytes});
-        if (energy < least_energy) {
-            least_energy = energy;
-            COPY(best, state.at, bytes);
-        }
+    Bools mask = mask_without_rules(memory, s, state);
+    int64_t slot = slot_of_mask(memo, mask), *pool = &memo->pools.at[slot];
+    double *seconds = &memo->seconds.at[slot], *priced_to = &memo->limits.at[slot];
+    double limit = most_bytes(goal, most, *seconds);
+    bool is_new = *priced_to < 0 || (*pool < 0 && *priced_to < limit);
+    Int32s order, reads;
+    if (is_new) {
+        obey(memory, &s->rules, mask, &order, &reads);
+        *seconds = added_seconds(s, mask, order);
+        limit = most_bytes(goal, most, *seconds);
+        *pool = limit >= 0 ? pool_of(memory, s, mask, order, reads, limit) : 0;
+        if (*pool > limit)
+            *pool = OVER_LIMIT;
+        *priced_to = fmax(0, limit);
     }
-    COPY(state.at, best, bytes);
-    return least_energy;
+    bool is_within = *pool >= 0 && *pool <= limit;
+    if (is_within && goal->by_node) {
+        if (!is_new)
+            obey(memory, &s->rules, mask, &order, &reads);
+        write_state(s, mask, state);
+    }
+    give_back(memory, then);
+    double excess = fmax(0, (double)*pool - goal->limit);
+    double energy = goal->second_price * *seconds + goal->byte_price * excess;
+    *price = (Price){energy, 0, *pool, *seconds};
+    return is_within;
+}
+
+void anneal_masks(
+    Memory *memory, const Space *s, Int8s state, const Goal *goal, const Cooling *cooling,
+    const Memo *memo, const Archive *archive, Int64s stop, Int64s done, Int8s *best)
+{
+    Search search = {change_state, price_state, s, goal, state.count};
+    Cooling changing = *cooling;
+    if (s->after.count + s->flippable.count == 0)
+        changing.tries = 0;
+    Bytes start = {(char *)state.at, state.count};
+    *best = as_state(anneal(memory, &search, start, &changing, memo, archive, stop, done));
 }

@@ -42,14 +42,7 @@ KERNEL void make_state(Memory *memory, const Space *s, Bools mask, Int8s *state)
 /* Returns the bytes of a state, and the seconds that it adds. */
 KERNEL int64_t evaluate_state(Memory *memory, const Space *s, Int8s state, double *seconds);
 
-/* Anneals a state in place, to the one of least energy that was visited.
- *
- * ``hot`` and ``cold`` are the temperatures at the beginning and at the end, in units of the
- * energy. The archive receives what is visited, ``memo`` what is replayed. The search ends when
- * the element of ``stop``, which another thread may set, is not 0; that of ``done`` counts the
- * tries. Returns the energy.
- */
-KERNEL double anneal_masks(
-    Memory *memory, const Space *s, Int8s state, const Goal *goal, int64_t seed_number,
-    int64_t tries, double hot, double cold, const Memo *memo, const Archive *archive,
-    Int64s stop, Int64s done);
+/* Anneals a state (anneal); ``best`` is the one of least energy that was visited. */
+KERNEL void anneal_masks(
+    Memory *memory, const Space *s, Int8s state, const Goal *goal, const Cooling *cooling,
+    const Memo *memo, const Archive *archive, Int64s stop, Int64s done, Int8s *best);

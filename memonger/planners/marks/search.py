@@ -5,9 +5,8 @@ comes after the last cut is not. The search:
 
 1. Where the network may be cut it gets saved identities (``copies``) of operators that would hold
    what they were computed from if they were saved themselves.
-2. Initial solutions, with sizes raised to several exponents: dynamic programming over the cuts
-   (those that save least for a limit on the memory between them), for several limits; and the
-   original's walk with a budget between two cuts (Chen et al. 2016, algorithm 3).
+2. Initial solutions: cuts at about equal distances, each where least is saved near there, for
+   several numbers of cuts and ways to measure a distance (as in Chen et al. 2016, algorithm 3).
 3. Simulated annealing (``search.c``) of the best of them for least memory, a thread each. Saved
    identities that turn out not to be needed are taken out, and it goes on without them.
 4. For the fastest plans: annealing within several limits of memory, a thread each, from the fastest
@@ -27,10 +26,10 @@ from typing import Any, Callable, NamedTuple, Sequence
 import numpy as np
 
 from memonger.graph.forward import Insertion, KeptCopy
-from memonger.planners.annealing import empty_archive, empty_memo
+from memonger.planners.annealing import Cooling, empty_archive, empty_memo
 from memonger.planners.candidates import Candidate, MarkPlan, by_memory, not_dominated
 from memonger.planners.marks.copies import cuts_behind_copies, settle
-from memonger.planners.marks.cuts import Cut, Weights, golden_section, walk, weigh
+from memonger.planners.marks.cuts import Cut, spread_cuts
 from memonger.planners.marks.rules import RuleArrays, Rules
 from memonger.support.kernels import Struct, compiled
 from memonger.support.parallel import Threads
@@ -83,9 +82,6 @@ class Effort:
     fast: float = 2.5
     large: int = 10_000
     cuts: int = 600
-    exponents: tuple[float, ...] = (1.0, 0.75, 0.5, 0.35, 0.2)
-    sections: int = 10  # numbers of cuts that are tried by golden section, for each exponent
-    halvings: int = 12  # of the range of the memory between cuts, for each exponent
     phases: tuple[Phase, ...] = (
         Phase(4, 0.3, ((0.004, 0.0002), (0.0015, 0.0001)), 0.0),
         Phase(2, 0.6, ((0.002, 0.0001),), 0.6),
@@ -217,10 +213,10 @@ class MarkSearch:
         price = 1e-6 * self.unplanned / self.forward_seconds
         goal = Goal(0.0, 1.0, price, phase.flipping, False)
         starts = starts[: phase.starts]
-        jobs = []
-        for k, start in enumerate(starts):
-            heat = phase.heats[k % len(phase.heats)]
-            jobs.append((start, goal, [share * start.pool_bytes for share in heat]))
+        jobs = [
+            (start, goal, phase.heats[k % len(phase.heats)], float(start.pool_bytes))
+            for k, start in enumerate(starts)
+        ]
         states = {best.plan.tobytes(): best for best in self._anneal(jobs, phase.part)}
         return sorted(states.values(), key=by_memory)
 
@@ -228,14 +224,14 @@ class MarkSearch:
         """Anneal archived plans for the least time within several limits, in two rounds."""
         self._add_parts()
         count = 2 * self.effort.limits
-        heat = [part * self.forward_seconds for part in self.effort.time_heat]
+        heat, unit = self.effort.time_heat, self.forward_seconds
         for part in range(2):
             plans = not_dominated(self.archive.candidates(), by_memory)
             limits = np.geomspace(plans[0].pool_bytes, self.unplanned, count + 1)[part:count:2]
             jobs = []
             for limit in np.maximum(limits, plans[0].pool_bytes):  # the first may be rounded
                 start = [plan for plan in plans if plan.pool_bytes <= limit][-1]
-                jobs.append((start, Goal(limit, HARD, 1.0, 0.4, True), heat))
+                jobs.append((start, Goal(limit, HARD, 1.0, 0.4, True), heat, unit))
             self._anneal(jobs, self.effort.fast / 2)
 
     def _add_parts(self) -> None:
@@ -249,36 +245,16 @@ class MarkSearch:
                     part[kept] = False
                     self._record(compiled.make_state(self.space, part))
 
-    def cuts_by_size(self) -> list[Candidate]:
-        """Archive the sets of cuts to start from, and sort them by the bytes that they cost."""
-        candidates: dict[bytes, Candidate] = {}
-        blank = np.zeros(len(self.cuts) + self.insertion.node_count, dtype=np.int8)  # no cuts
-
-        def cost(chosen: Sequence[int]) -> int:
-            state = blank.copy()
-            state[chosen] = True
-            key = state.tobytes()
-            if key not in candidates:
-                candidates[key] = self._record(state)
-            return candidates[key].pool_bytes
-
-        for weights in weigh(self.rules.trainings[0], self.cuts, self.effort.exponents):
-            low, high = 0.0, float(weights.highest.max())
-            for _ in range(self.effort.halvings):
-                limit = (low + high) / 2
-                possible, chosen = compiled.cheapest_cuts(weights, limit)
-                if possible:
-                    high = limit
-                    cost(chosen.tolist())
-                else:
-                    low = limit
-
-            def of_segments(logarithm: float, weights: Weights = weights) -> float:
-                return cost(walk(weights, np.exp(logarithm)))
-
-            most = np.log(max(3, len(self.cuts)))
-            golden_section(of_segments, np.log(2), most, self.effort.sections)
-        return sorted(candidates.values(), key=by_memory)
+    def spread_cuts(self) -> list[Candidate]:
+        """Archive sets of cuts to start from, and return the smallest of each group, sorted."""
+        smallest: dict[bytes, Candidate] = {}
+        for group in spread_cuts(self.rules.graph, self.cuts):
+            states = np.zeros((len(group), len(self.cuts) + self.insertion.node_count), np.int8)
+            for state, chosen in zip(states, group):
+                state[chosen] = True
+            plan = min(map(self._record, states), key=lambda plan: plan.pool_bytes)
+            smallest.setdefault(plan.plan.tobytes(), plan)
+        return sorted(smallest.values(), key=by_memory)
 
     def add(self, plan: MarkPlan) -> Candidate | None:
         """Archive a plan of the plain network, if it needs none but these saved identities."""
@@ -309,24 +285,27 @@ class MarkSearch:
         return Candidate(pool, seconds, state)
 
     def _anneal(
-        self, jobs: Sequence[tuple[Candidate, Goal, Sequence[float]]], part: float
+        self, jobs: Sequence[tuple[Candidate, Goal, tuple[float, float], float]], part: float
     ) -> list[Candidate]:
-        """Anneal states, a thread each; archive what is visited, return the best of each."""
+        """Anneal states, a thread each; archive what is visited, return the best of each.
+
+        A job is a start, a goal, the first and the last temperature, and their unit.
+        """
         tries = int(self.tries * part) // len(jobs)
 
-        def work(job: tuple[int, Candidate, Goal, Sequence[float]], done: np.ndarray) -> Any:
-            seed, start, goal, (hot, cold) = job
+        def work(k: int, done: np.ndarray) -> Any:
+            start, goal, (hot, cold), unit = jobs[k]
             most_bytes, shape = self.archive.most_bytes, start.plan.shape
             archive = empty_archive(most_bytes, self.effort.sizes, shape, np.int8)
-            mask, memo, stop = self._mask(start), empty_memo(), self.threads.stop
-            state = compiled.make_state(self.space, mask) if goal.by_node else start.plan.copy()
-            compiled.anneal_masks(
-                self.space, state, goal, seed, tries, hot, cold, memo, archive, stop, done
+            cooling, memo = Cooling(SEED + k, tries, hot, cold, unit), empty_memo()
+            mask, stop = self._mask(start), self.threads.stop
+            state = compiled.make_state(self.space, mask) if goal.by_node else start.plan
+            best = compiled.anneal_masks(
+                self.space, state, goal, cooling, memo, archive, stop, done
             )
-            return state, archive
+            return best, archive
 
-        numbered = [(seed, *job) for seed, job in enumerate(jobs, SEED)]
-        annealed = self.threads.run(work, numbered, tries, part * self.share)
+        annealed = self.threads.run(work, range(len(jobs)), tries, part * self.share)
         for _, archive in annealed:
             for plan in archive.candidates():
                 compiled.record(self.archive, plan.pool_bytes, plan.time, plan.plan)

@@ -187,7 +187,7 @@ def _minimised(
     if not rules.allowed.any():
         return search, price_plan(rules, times, nothing)
     *first, last = effort.phases
-    states = search.cuts_by_size()
+    states = search.spread_cuts()
     for phase in first:
         states = search.minimise(states, phase)
     plans = [nothing, search.plan(states[0]), *([] if start is None else [start])]

@@ -1,76 +1,43 @@
 #include "planners/trees/search.h"
 
-typedef struct {
-    double first, second; /* bytes and work, or work and bytes: the second compares equals */
-} Cost;
-
-static Cost cost_of(const Limits *limits, int64_t pool, double work)
+static Int32s tree_of(Bytes state)
 {
-    return limits->by_work ? (Cost){work, (double)pool} : (Cost){(double)pool, work};
+    return (Int32s){(int32_t *)(void *)state.at, state.count / (int64_t)sizeof(int32_t)};
 }
 
-static bool is_less(Cost a, Cost b)
+static Bytes state_of(Int32s tree)
 {
-    return a.first < b.first || (a.first == b.first && a.second < b.second);
+    return (Bytes){(char *)tree.at, (int64_t)sizeof(int32_t) * tree.count};
 }
 
-/* Copies a tree of a try, whose memory is given back. */
-static void keep(Int32s *kept, Int32s tree)
+static Bytes change_state(Memory *memory, const Search *search, Random *random, Bytes state)
 {
-    COPY(kept->at, tree.at, tree.count);
-    kept->count = tree.count;
+    const Problem *b = search->space;
+    return state_of(change(memory, random, tree_of(state), b->node.count));
 }
 
-static bool is_same(Int32s a, Int32s b)
+static bool price_state(
+    Memory *memory, const Search *search, Bytes state, double most, const Memo *memo, Price *price)
 {
-    return a.count == b.count && memcmp(a.at, b.at, sizeof(int32_t) * (size_t)a.count) == 0;
+    const Limits *limits = search->goal;
+    double most_work = limits->most_work, work;
+    int64_t most_bytes = limits->most_bytes;
+    if (limits->by_work)
+        most_work = fmin(most_work, most);
+    else if (most < (double)most_bytes)
+        most_bytes = (int64_t)most;
+    int64_t pool = evaluate_tree(
+        memory, search->space, tree_of(state), most_work, most_bytes, memo, &work);
+    double bytes = (double)pool;
+    *price = limits->by_work ? (Price){work, bytes, pool, work} : (Price){bytes, work, pool, work};
+    return pool >= 0;
 }
 
 void anneal_trees(
-    Memory *memory, const Problem *b, Int32s tree, const Limits *limits, int64_t seed_number,
-    int64_t tries, double hot, double cold, const Memo *memo, const Archive *archive,
-    Int64s stop, Int64s done, Int32s *best)
+    Memory *memory, const Problem *b, Int32s tree, const Limits *limits, const Cooling *cooling,
+    const Memo *memo, const Archive *archive, Int64s stop, Int64s done, Int32s *best)
 {
-    int64_t count = b->node.count, room = max(tree.count, 2 * (MOST_NODES * count + 2));
-    Int32s now = {NEW(memory, int32_t, room), 0};
-    best->at = NEW(memory, int32_t, room);
-    keep(&now, tree);
-    keep(best, tree);
-    double work;
-    int64_t most_bytes = limits->most_bytes;
-    int64_t pool = evaluate_tree(memory, b, tree, limits->most_work, most_bytes, memo, &work);
-    if (pool < 0)
-        return;
-    Cost least = cost_of(limits, pool, work), current = least;
-    Random random;
-    seed(&random, (uint32_t)seed_number);
-    Memory then = *memory;
-    for (int64_t step = 0; step < tries && !is_stopped(stop); step++, give_back(memory, then)) {
-        count_try(done);
-        Int32s new = change(memory, &random, now, count);
-        while (uniform(&random) < MORE)
-            new = change(memory, &random, new, count);
-        if (is_same(new, now))
-            continue;
-        double draw = uniform(&random), progress = (double)step / (double)tries;
-        double limit = acceptable(
-            current.first, hot * least.first, cold * least.first, progress, draw);
-        double most_work = limits->most_work;
-        most_bytes = limits->most_bytes;
-        if (limits->by_work)
-            most_work = limit < most_work ? limit : most_work;
-        else if (limit < (double)most_bytes)
-            most_bytes = (int64_t)limit;
-        pool = evaluate_tree(memory, b, new, most_work, most_bytes, memo, &work);
-        if (pool < 0)
-            continue;
-        keep(&now, new);
-        current = cost_of(limits, pool, work);
-        Bytes state = {(char *)now.at, (int64_t)sizeof(int32_t) * now.count};
-        record(memory, archive, pool, work, state);
-        if (is_less(current, least)) {
-            keep(best, now);
-            least = current;
-        }
-    }
+    int64_t room = 2 * (MOST_NODES * b->node.count + 2) * (int64_t)sizeof(int32_t);
+    Search search = {change_state, price_state, b, limits, room};
+    *best = tree_of(anneal(memory, &search, state_of(tree), cooling, memo, archive, stop, done));
 }

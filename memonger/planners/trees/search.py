@@ -26,7 +26,7 @@ from typing import Callable, Sequence
 
 import numpy as np
 
-from memonger.planners.annealing import empty_archive, empty_memo
+from memonger.planners.annealing import Cooling, empty_archive, empty_memo
 from memonger.planners.candidates import Candidate, by_memory, by_time, not_dominated
 from memonger.planners.trees.price import Limits, make_problem, positions_of_nodes, price_tree
 from memonger.planners.trees.tree_dp import InitialTrees
@@ -303,9 +303,10 @@ class ScheduleSearch:
             start, limit, (hot, cold) = starts[k], limits[k], heat[k % len(heat)]
             largest = limit.most_bytes if limit.by_work else start.pool_bytes
             archive = empty_archive(largest, SIZES, (MOST_NODES * self.count + 2, 2), np.int32)
-            seed, memo, stop = SEED + 100 * number + k, empty_memo(), self._threads.stop
+            cooling = Cooling(SEED + 100 * number + k, tries, hot, cold, unit=0.0)
+            memo, stop = empty_memo(), self._threads.stop
             tree = compiled.anneal_trees(
-                self.problem, start.plan, limit, seed, tries, hot, cold, memo, archive, stop, done
+                self.problem, start.plan, limit, cooling, memo, archive, stop, done
             ).reshape(-1, 2)
             price = price_tree(self.problem, tree, limit.most_work)
             best = Candidate(*price, tree, start.origin) if price else replace(start, plan=tree)
