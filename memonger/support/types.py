@@ -3,12 +3,14 @@
 Import these under ``TYPE_CHECKING``.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
     from mxnet import Context as Context
     from mxnet.executor import Executor as Executor
+    from mxnet.gluon import Block as Block
+    from mxnet.gluon import Parameter as Parameter
     from mxnet.ndarray import NDArray as NDArray
     from mxnet.symbol import Symbol as Symbol
     from numpy.typing import NDArray as Array
@@ -18,3 +20,5 @@ if TYPE_CHECKING:
     Int32s = Array[np.int32]
     Int64s = Array[np.int64]
     Doubles = Array[np.float64]
+
+    Json = Any  # type: ignore[misc]  # what a text in JSON holds
