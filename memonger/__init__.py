@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memonger.support import mxnet as _mxnet  # first: it makes MXNet importable
 from memonger.support.errors import BudgetError, MemongerError  # noqa: F401
@@ -19,7 +19,7 @@ __all__ = (
 ).split()
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__ and name != "gluon":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _mxnet.mx  # noqa: B018  says what is wrong with it or NumPy before anything else can

@@ -13,19 +13,20 @@ import functools
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Callable, NoReturn
 
 from memonger.support.errors import INTERRUPTED, MISTAKE
 
 
-def end(*_: Any) -> NoReturn:
+def end(*_: object) -> NoReturn:
     """End the process as one that was interrupted."""
     with contextlib.suppress(OSError):
         os.write(2, f"memonger: {INTERRUPTED}\n".encode())
     os._exit(MISTAKE)
 
 
-def exchange(handler: Any, other: Any) -> None:
+def exchange(handler: object, other: Callable[[int, FrameType | None], object]) -> None:
     """Replace the handler of Ctrl-C, unless Ctrl-C is ignored, as in a shell's background jobs."""
     if signal.getsignal(signal.SIGINT) is handler:
         signal.signal(signal.SIGINT, other)
@@ -39,11 +40,10 @@ def run() -> None:
     begin = functools.partial(exchange, end, signal.default_int_handler)
     if sys.argv[1:2] == ["run"]:
         sys.exit(main(begin=begin))  # a script ends as under Python itself
-    status: Any
     try:
         status = main(begin=begin)
     except SystemExit as error:
-        status = error.code
+        status = int(error.code or 0)
     except KeyboardInterrupt:
         end()
     for stream in (sys.stdout, sys.stderr):

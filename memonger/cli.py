@@ -15,13 +15,17 @@ import logging
 import os
 import re
 import sys
-from typing import Any, Callable, NoReturn, Sequence
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
 from memonger import BudgetError, MemongerError
 from memonger.support import files
 from memonger.support.errors import INTERRUPTED, MISTAKE, in_words, said_by_mxnet
+
+if TYPE_CHECKING:
+    from memonger.support.types import Json, Symbol
 
 log = logging.getLogger("memonger")
 
@@ -69,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
     return status
 
 
-def _run(options: argparse.Namespace, begin: Callable[[], object]) -> int:
+def _run(options: Namespace, begin: Callable[[], object]) -> int:
     """Run a script that trains, with plans for all that it binds; it needs no change."""
     from memonger.scripts.run import prepare
 
@@ -85,7 +89,7 @@ def _run(options: argparse.Namespace, begin: Callable[[], object]) -> int:
     return OK
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> Namespace:
     """Parse the arguments; variables such as MEMONGER_BUDGET hold options of ``run`` too."""
     words = [*arguments]
     for option in ENABLING if words[:1] == ["run"] else ():
@@ -96,7 +100,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return _parser().parse_args(words)
 
 
-def _check_places(options: argparse.Namespace) -> None:
+def _check_places(options: Namespace) -> None:
     """Check that all files can be written, before a long search."""
     if options.output is not None:
         files.check_writable(options.output)
@@ -115,12 +119,12 @@ def _check_places(options: argparse.Namespace) -> None:
             raise MemongerError(f"--output and --{name} are the same file, {file!r}")
 
 
-def _plan(network: Any, options: argparse.Namespace) -> int:
+def _plan(network: Symbol, options: Namespace) -> int:
     """Plan a network and save it; plain MXNet loads and trains it."""
     keywords, report = _keywords(options), None
     if keywords.get("how") == "schedule" and options.output:
         raise MemongerError(UNSAVED)
-    plan = _timed(memonger.plan(network, **keywords), keywords)
+    plan = _timed(memonger.plan(network, **keywords), "measure" in keywords)
     try:
         if options.check:
             spec, ctx = plan.request.spec, plan.request.ctx  # of the share of one device
@@ -137,36 +141,36 @@ def _plan(network: Any, options: argparse.Namespace) -> int:
     return OK if report is None or report else NO
 
 
-def _timed(plan: memonger.Plan, keywords: dict[str, Any]) -> memonger.Plan:
+def _timed(plan: memonger.Plan, measure: bool) -> memonger.Plan:
     """Add the predicted time to a plan that lacks it, if it can be predicted."""
     try:
-        time = plan.predict_time(keywords.get("measure", False))
-        return dataclasses.replace(plan, added_time=time)
+        return dataclasses.replace(plan, added_time=plan.predict_time(measure))
     except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
         log.warning("the time that the plan adds cannot be predicted: %s", error or "interrupted")
         return plan
 
 
-def _frontier(network: Any, options: argparse.Namespace) -> int:
+def _frontier(network: Symbol, options: Namespace) -> int:
     """Tell the plans that no other beats in memory and time."""
     plans = memonger.frontier(network, **_keywords(options))
     return _deliver(options, plans, plans)
 
 
-def _report(network: Any, options: argparse.Namespace) -> int:
+def _report(network: Symbol, options: Namespace) -> int:
     """Write an HTML page of a plan, beside the plans that no other beats."""
     keywords = _keywords(options)
-    searched = {k: v for k, v in keywords.items() if k not in ("work", *LIMIT)}
-    plans = memonger.frontier(network, **searched)
-    searched.pop("points", None)
+
+    def without(*names: str) -> dict[str, Json]:
+        return {k: v for k, v in keywords.items() if k not in names}
+
+    others = [*memonger.frontier(network, **without("work", *LIMIT))]
     if keywords.get("how") == "auto" and "budget" not in keywords:
-        plan, others = plans[-1], [*plans]
+        plan = others[-1]
     else:
-        single = {k: v for k, v in keywords.items() if k != "points"}
-        plan, others = _timed(memonger.plan(network, **single), keywords), [*plans]
+        plan = _timed(memonger.plan(network, **without("points")), "measure" in keywords)
     if "mirror_stage" in network.tojson():  # marks for the original's planner
-        searched.pop("how", None)
-        others.append(memonger.plan(network, planner="chen2016", **searched))
+        usual = without("how", "work", "points", *LIMIT)
+        others.append(memonger.plan(network, planner="chen2016", **usual))
     limit = {k: v for k, v in keywords.items() if k in LIMIT}
     try:
         plan.report(options.output, others=others, network=options.network, **limit)
@@ -175,7 +179,7 @@ def _report(network: Any, options: argparse.Namespace) -> int:
     return OK
 
 
-def _batch(network: Any, options: argparse.Namespace) -> int:
+def _batch(network: Symbol, options: Namespace) -> int:
     """Tell the largest batch that fits, with a plan and without."""
     largest = memonger.largest_batch(network, **_keywords(options))
     try:
@@ -186,7 +190,7 @@ def _batch(network: Any, options: argparse.Namespace) -> int:
     return OK
 
 
-def _cost(network: Any, options: argparse.Namespace) -> int:
+def _cost(network: Symbol, options: Namespace) -> int:
     """Tell the memory that a network takes in training as it is."""
     memory = memonger.explain(network, **_keywords(options))
     pool, peak, exact = memory.pool_bytes, memory.peak_bytes, not memory.inexact
@@ -196,7 +200,7 @@ def _cost(network: Any, options: argparse.Namespace) -> int:
     return _deliver(options, text if memory.tensors or pool else memory, data=figures)
 
 
-def _explain(network: Any, options: argparse.Namespace) -> int:
+def _explain(network: Symbol, options: Namespace) -> int:
     """Tell what makes up the memory of a network, or of a plan."""
     if options.plan:
         return _deliver(options, memonger.plan(network, **_keywords(options)).explain())
@@ -206,14 +210,14 @@ def _explain(network: Any, options: argparse.Namespace) -> int:
     return _deliver(options, memonger.explain(network, **_keywords(options)))
 
 
-def _check(network: Any, options: argparse.Namespace) -> int:
+def _check(network: Symbol, options: Namespace) -> int:
     """Train a network and its plan and compare them bit for bit."""
     report = memonger.check(network, memonger.load(options.planned), **_keywords(options))
     _deliver(options, report, data={**_as_data(report), "equal": bool(report)})
     return OK if report else NO
 
 
-def _keywords(options: argparse.Namespace) -> dict[str, Any]:
+def _keywords(options: Namespace) -> dict[str, Json]:
     """Return the options that were given, as keyword arguments of the package's function."""
     keywords = {name: value for name, value in vars(options).items() if name in KEYWORDS}
     if "ctx" in keywords:
@@ -223,7 +227,7 @@ def _keywords(options: argparse.Namespace) -> dict[str, Any]:
     return {"shapes": None, **keywords}
 
 
-def _as_data(result: Any) -> Any:
+def _as_data(result: object) -> Json:
     """Return a named tuple as a dict, and a Plan without its symbol, and those in them too."""
     if isinstance(result, memonger.Plan):
         from memonger.api.plan import figures
@@ -235,7 +239,9 @@ def _as_data(result: Any) -> Any:
     return [_as_data(value) for value in result] if isinstance(result, tuple) else result
 
 
-def _deliver(options: argparse.Namespace, result: Any, plan: Any = None, data: Any = None) -> int:
+def _deliver(  # type: ignore[misc]  # a Frontier has no schedule, and its verb no --output
+    options: Namespace, result: object, plan: Any = None, data: Json = None
+) -> int:
     """Write the files; whether that succeeds or not, print the result, or its data as JSON."""
     try:
         if options.output is not None:
@@ -259,24 +265,20 @@ class _Pairs(argparse.Action):
     """Read ``--shape data=32,3,224,224`` or ``--type data=float16``, any number of times."""
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option: str | None = None,
+        self, parser: ArgumentParser, options: Namespace, values: object, option: str | None = None
     ) -> None:
-        name, _, value = values.partition("=")
-        pairs = vars(namespace).setdefault(self.dest, {})
+        name, _, value = str(values).partition("=")
+        pairs = vars(options).setdefault(self.dest, {})
         if name in pairs:
             parser.error(f"{option} {name} is given twice")
         if not (name and value):
             parser.error(f"{option} {values}: it is written as {self.metavar}")
+        pairs[name] = value
         if self.dest == "shapes":
             sizes = [size.strip() for size in value.strip("()").rstrip(",").split(",")]
             if not all(re.fullmatch("N|[0-9]{1,18}", size) for size in sizes):
                 parser.error(f"{option} {values}: sizes are whole numbers, as in {self.metavar}")
-            value = tuple(None if size == "N" else int(size) for size in sizes)
-        pairs[name] = value
+            pairs[name] = tuple(None if size == "N" else int(size) for size in sizes)
 
 
 def _budget(text: str) -> int | float | str:
@@ -287,7 +289,7 @@ def _budget(text: str) -> int | float | str:
     return text
 
 
-def _optimizer(text: str) -> tuple[str, dict[str, Any]]:
+def _optimizer(text: str) -> tuple[str, dict[str, Json]]:
     """Read an optimiser by name, or with its parameters: 'adam', 'sgd,momentum=0.9'."""
     name, *parameters = text.split(",")
     pairs = (parameter.partition("=") for parameter in parameters)
@@ -302,7 +304,7 @@ def _optimizer(text: str) -> tuple[str, dict[str, Any]]:
 WAYS = ("marks", "schedule", "auto")
 
 #: The type of each option (or its choices; bool for a switch), its placeholder, its help.
-OPTIONS: dict[str, tuple[Any, str | None, str]] = {
+OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "shapes": (_Pairs, "data=32,3,224,224", "shape of an input, the batch first (N in batch)"),
     "type_dict": (_Pairs, "data=float16", "type of an input (default: float32)"),
     "ctx": (str, "DEVICE", "cpu, gpu, gpu(1) or any (default: gpu if MXNet has CUDA, else any)"),
@@ -338,7 +340,7 @@ PLANNING = ("how", "work", *BUDGET)
 ENABLING = (*PLANNING, "report", "check", *SCRIPTS)  # options of ``run``
 
 #: The function of each verb, and its options beside those that all have.
-VERBS: dict[str, tuple[Callable[[Any, Any], int], tuple[str, ...]]] = {
+VERBS: dict[str, tuple[Callable[[Symbol, Namespace], int], tuple[str, ...]]] = {
     "plan": (_plan, ("devices", *PLANNING, "output", "plot", "check")),
     "frontier": (_frontier, ("devices", *SEARCH, "how", "points", "plot")),
     "report": (_report, ("devices", *PLANNING, "points", "output")),
@@ -359,7 +361,7 @@ EXAMPLES = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(ArgumentParser):
     """A parser that reports mistakes in one line."""
 
     def error(self, message: str) -> NoReturn:
@@ -367,13 +369,12 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(MISTAKE)
 
 
-def _parser() -> argparse.ArgumentParser:
-    """Make the parser of all verbs."""
+def _parser() -> ArgumentParser:
     parser = _Parser(prog="memonger", description=memonger.__doc__)
     parser.add_argument("--version", action="version", version=memonger.__version__)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
 
-    def add(name: str, text: str | None, example: str) -> argparse.ArgumentParser:
+    def add(name: str, text: str | None, example: str) -> ArgumentParser:
         return verbs.add_parser(
             name,
             help=text,
@@ -407,14 +408,11 @@ def _flags(option: str) -> list[str]:
     return FLAGS.get(option, [f"--{option.replace('_', '-')}"])
 
 
-def _add(verb: argparse.ArgumentParser, option: str, required: bool = False) -> None:
-    """Add an option to a verb."""
+def _add(verb: ArgumentParser, option: str, required: bool = False) -> None:
     kind, metavar, text = OPTIONS[option]
-    settings: dict[str, Any] = {"type": kind, "metavar": metavar}
-    if kind is bool:
-        settings = {"action": "store_true"}
-    elif kind is _Pairs:
-        settings = {"action": kind, "metavar": metavar}
-    elif isinstance(kind, tuple):
+    settings: dict[str, Any] = {"action": "store_true"}  # type: ignore[misc]  # as argparse says
+    if isinstance(kind, tuple):
         settings = {"choices": kind}
+    elif kind is not bool:
+        settings = {"action" if kind is _Pairs else "type": kind, "metavar": metavar}
     verb.add_argument(*_flags(option), dest=option, help=text, required=required, **settings)

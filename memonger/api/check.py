@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Collection, Dict, Mapping, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Collection, Dict, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
@@ -19,6 +19,11 @@ from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import environment, mx
 from memonger.support.versions import MXNET_ERRORS
 
+if TYPE_CHECKING:
+    from memonger.support.types import Array1, NDArray, Symbol
+
+    Arrays = Dict[Tuple[int, str, str], Array1]  # by step, kind and name, as in `Difference`
+
 #: Operators that expect whole numbers (an index, a class) as their first or second input.
 INDEX_INPUTS = (
     "Embedding one_hot".split(),
@@ -26,8 +31,6 @@ INDEX_INPUTS = (
     gather_nd pick softmax_cross_entropy take""".split(),
 )
 RATES = {"lr": 0.01, "momentum": 0.9}
-
-_Arrays = Dict[Tuple[int, str, str], np.ndarray]  # by step, kind and name, as in `Difference`
 
 
 class Difference(NamedTuple):
@@ -85,16 +88,16 @@ class CheckReport(NamedTuple):
 
 
 def check(
-    symbol: Any,
-    planned: Any,
-    shapes: Any,
+    symbol: Symbol,
+    planned: Symbol,
+    shapes: object,
     steps: int = 3,
     *,
-    type_dict: Mapping[str, Any] | None = None,
-    ctx: Any = None,
-    grad_req: Any = None,
+    type_dict: Mapping[str, object] | None = None,
+    ctx: object = None,
+    grad_req: object = None,
     seed: int = 0,
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, object] | None = None,
 ) -> CheckReport:
     """Train a network and its plan from the same values and compare all they compute.
 
@@ -153,7 +156,7 @@ def check(
     return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
 
 
-def _check_same(symbol: Any, planned: Any) -> None:
+def _check_same(symbol: Symbol, planned: Symbol) -> None:
     """Refuse symbols whose arguments, auxiliary states or outputs have other names."""
     check_symbol(symbol)
     check_symbol(planned)
@@ -169,9 +172,9 @@ def _check_same(symbol: Any, planned: Any) -> None:
 def _initial_values(
     graph: ForwardGraph,
     random: np.random.RandomState,
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     inputs: Collection[str],
-) -> dict[str, np.ndarray]:
+) -> dict[str, Array1]:
     """Return a value for each variable, drawn where ``values`` has none."""
     nodes = graph.nodes
     indices = {i for n in nodes for k, (i, _) in enumerate(n.inputs[:2]) if n.op in INDEX_INPUTS[k]}
@@ -192,13 +195,13 @@ def _initial_values(
 
 
 def _train(
-    net: Any, request: Request, start: Mapping[str, np.ndarray], steps: int, seed: int
-) -> _Arrays:
+    net: Symbol, request: Request, start: Mapping[str, Array1], steps: int, seed: int
+) -> Arrays:
     """Train some steps, and return what each leaves: outputs, gradients, auxiliary states."""
     ctx = request.device
     types = {name: start[name].dtype for name in request.grad_req}
     shapes = {name: start[name].shape for name in request.grad_req}
-    arrays: _Arrays = {}
+    arrays: Arrays = {}
     try:
         with environment():
             executor = net.simple_bind(ctx, request.grad_req, types, **shapes)
@@ -227,12 +230,12 @@ def _train(
         raise MemongerError(f"the network cannot be run on {ctx}: {said_by_mxnet(error)}") from None
 
 
-def _read(step: int, kind: str, arrays: Mapping[str, Any]) -> _Arrays:
+def _read(step: int, kind: str, arrays: Mapping[str, NDArray]) -> Arrays:
     """Copy arrays to NumPy, by step, kind and name."""
     return {(step, kind, name): array.asnumpy() for name, array in arrays.items()}
 
 
-def _compare(expected: _Arrays, arrays: _Arrays) -> list[Difference]:
+def _compare(expected: Arrays, arrays: Arrays) -> list[Difference]:
     """Return the arrays that differ, and by how much."""
     return [
         Difference(*key, float(np.max(np.abs(array.astype("f8") - arrays[key].astype("f8")))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Iterable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from memonger.solve.request import read_call
 from memonger.solve.solution import NO_OPERATORS
 from memonger.support.errors import MB, in_words
 from memonger.support.kernels import compiled
+
+if TYPE_CHECKING:
+    from memonger.api.plan import Plan
+    from memonger.support.types import Symbol
 
 SHOWN = 12  # tensors of the peak that are printed
 KINDS = {FORWARD: "result", RECOMPUTED: "recomputed", BACKWARD: "gradient"}
@@ -95,14 +99,14 @@ class Explanation(NamedTuple):
 
 
 def explain(
-    net: Any,
-    shapes: Any = None,
+    net: Symbol,
+    shapes: object = None,
     *,
-    type_dict: Mapping[str, Any] | None = None,
-    grad_req: Any = "write",
-    ctx: Any = None,
+    type_dict: Mapping[str, object] | None = None,
+    grad_req: object = "write",
+    ctx: object = None,
     devices: int = 1,
-    **input_shapes: Any,
+    **input_shapes: object,
 ) -> Explanation:
     """List the tensors that make up the memory of a training step, and what every plan needs.
 
@@ -130,12 +134,8 @@ def explain(
     request = read_call(net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, devices=devices)
     memory = predict(request)
     memory = measure(request) if memory.inexact else memory
-    line, nodes, peak, step = (
-        memory.timeline,
-        memory.graph.nodes,
-        memory.peak,
-        memory.replay.training,
-    )
+    line, nodes, peak = memory.timeline, memory.graph.nodes, memory.peak
+    step = memory.replay.training
     tensors: list[Alive] = []
     for k in np.flatnonzero((line.start <= peak) & (line.stop >= peak)):
         row, output = int(line.row[k]), int(line.output[k])
@@ -189,7 +189,7 @@ class PlanExplanation(NamedTuple):
         return "\n".join(lines)
 
 
-def explain_choices(plan: Any, memory: Memory) -> PlanExplanation:
+def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
     """Explain a Plan tensor by tensor: who reads it, and when, and which rule leaves no choice."""
     line, nodes, peak = memory.timeline, memory.graph.nodes, memory.peak
     starts = memory.replay.training.arrays.output_start

@@ -7,7 +7,7 @@ import logging
 import math
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -30,6 +30,10 @@ from memonger.solve.ways import Marks, make_ways, search_front
 from memonger.support.allocator import giving_back
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
+from memonger.support.files import Path
+
+if TYPE_CHECKING:
+    from memonger.support.types import Json, Symbol
 
 log = logging.getLogger("memonger")
 
@@ -59,28 +63,28 @@ class Frontier(Reported, Tuple[Plan, ...]):
             )
         return "\n".join(lines)
 
-    def plot(self, file: Any) -> None:
+    def plot(self, file: Path) -> None:
         """Draw memory against the predicted time; ``file`` is as of `Plan.plot`."""
         plot.plot_frontier(file, self)
 
 
 @giving_back()
 def frontier(
-    net: Any,
-    shapes: Any = None,
+    net: Symbol,
+    shapes: object = None,
     *,
     how: str = "marks",
     points: int = 20,
     measure: bool = False,
     patience: float | None = None,
-    type_dict: Mapping[str, Any] | None = None,
-    grad_req: Any = "write",
-    ctx: Any = None,
+    type_dict: Mapping[str, object] | None = None,
+    grad_req: object = "write",
+    ctx: object = None,
     ntrial: int = 6,
     until: str | None = None,
     devices: int = 1,
     kept_copies: bool = True,
-    **input_shapes: Any,
+    **input_shapes: object,
 ) -> Frontier:
     """Find the plans that no other beats in both memory and time, from no plan to the smallest.
 
@@ -155,14 +159,14 @@ class LargestBatch(_Largest):
         The largest that fits without a plan; 0 if none does.
     """
 
-    _request: partial[Request]  # at a batch
+    _request: Callable[[int], Request]  # at a batch
     _options: Options
 
     def __str__(self) -> str:
         fits = f"a batch of {self.batch} fits with a plan, of {self.unplanned_batch} without"
         return f"{fits}\n{self.plan}"
 
-    def report(self, file: Any, *, network: str = "net-symbol.json") -> None:
+    def report(self, file: Path, *, network: str = "net-symbol.json") -> None:
         """Write a page of the plan, and of the samples a second to hope for at smaller batches.
 
         At up to four of these the fastest plan that fits is searched for, as `memonger.plan` does.
@@ -177,7 +181,7 @@ class LargestBatch(_Largest):
         plans = {most: self.plan}
         for batch in sorted(batches - {0, most}):
             with contextlib.suppress(BudgetError):  # this search may find less than that of `most`
-                plans[batch] = plan_of(solve(self._request(batch=batch), self._options))
+                plans[batch] = plan_of(solve(self._request(batch), self._options))
                 if plans[batch].interrupted:
                     raise KeyboardInterrupt
         report.write_report(file, replace(shown, batches=plans))
@@ -185,17 +189,17 @@ class LargestBatch(_Largest):
 
 @giving_back()
 def largest_batch(
-    net: Any,
-    shapes: Any,
-    budget: Any,
+    net: Symbol,
+    shapes: object,
+    budget: object,
     *,
     budget_of: str | None = None,
-    optimizer: Any = None,
+    optimizer: object = None,
     measure: bool = False,
     patience: float | None = None,
-    type_dict: Mapping[str, Any] | None = None,
-    grad_req: Any = "write",
-    ctx: Any = None,
+    type_dict: Mapping[str, object] | None = None,
+    grad_req: object = "write",
+    ctx: object = None,
     ntrial: int = 6,
     kept_copies: bool = True,
 ) -> LargestBatch:
@@ -242,21 +246,20 @@ def largest_batch(
             f"budget={budget!r}: the largest batch needs a budget in bytes, such as '11GB'"
         )
     open_shapes, types = _open_shapes(shapes)
-    request = partial(
-        _request, net, open_shapes, {**types, **(type_dict or {})}, grad_req=grad_req, ctx=ctx
-    )
-    way = lru_cache(maxsize=None)(lambda batch: Marks(request(batch=batch), options))
+    if isinstance(type_dict, Mapping):  # otherwise `read_request` says what is wrong with it
+        type_dict = {**types, **type_dict}
+    keywords = {"net": net, "type_dict": type_dict or types, "grad_req": grad_req, "ctx": ctx}
+    request = partial(_request, open_shapes, keywords)
+    way = lru_cache(maxsize=None)(lambda batch: Marks(request(batch), options))
     largest = _largest_batch(way, int(options.budget.amount))
     largest._request, largest._options = request, options
     return largest
 
 
-def _request(
-    net: Any, shapes: Mapping[str, Any], types: Any, *, batch: int, grad_req: Any, ctx: Any
-) -> Request:
-    """Read the request of `largest_batch` at one batch."""
-    sizes = {n: tuple(batch if k is None else k for k in shape) for n, shape in shapes.items()}
-    return read_request(net, sizes, type_dict=types, grad_req=grad_req, ctx=ctx)
+def _request(shapes: Mapping[str, Json], keywords: Mapping[str, Json], batch: int) -> Request:
+    """Read the request of `largest_batch` at one batch; a function, so that it can be pickled."""
+    sizes = {n: [batch if k is None else k for k in shape] for n, shape in shapes.items()}
+    return read_request(shapes=sizes, **keywords)
 
 
 def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
@@ -316,9 +319,9 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
     return LargestBatch(batch, plan_of(solution), unplanned)
 
 
-def _open_shapes(shapes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _open_shapes(shapes: object) -> tuple[dict[str, Json], dict[str, Json]]:
     """Read shapes, with None where the batch goes, and the types that DataDescs have."""
-    types: dict[str, Any] = {}
+    types: dict[str, Json] = {}
     axes: dict[str, int] = {}
     sizes = dict(read_pairs(shapes, types, axes))
     for name, shape in sizes.items():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import zip_longest
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Sequence
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from memonger.support import files
 from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
 from memonger.support.versions import json_of
+
+if TYPE_CHECKING:
+    from memonger.support.types import Json, Symbol
 
 log = logging.getLogger("memonger")
 
@@ -96,7 +99,7 @@ class Plan(Reported):
         Keywords with which ``memonger.plan`` makes it again for this request; a budget in bytes.
     """
 
-    symbol: Any
+    symbol: Symbol
     pool_bytes: int
     unplanned_bytes: int
     counted_bytes: int
@@ -120,7 +123,7 @@ class Plan(Reported):
     request: Request
     added_time: float | None = None
     schedule: Schedule | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Json] = field(default_factory=dict)
 
     recompute_overhead = property(lambda self: self.recomputed_flops, doc="See `Plan`.")
     time_overhead = property(lambda self: self.added_time, doc="See `Plan`.")
@@ -138,6 +141,10 @@ class Plan(Reported):
     def __str__(self) -> str:
         saved, count = self.unplanned_bytes - self.pool_bytes, len(self.kept) + len(self.recomputed)
         is_cpu = self.request.device_type == "cpu"
+        added = (
+            f"; {100 * (self.added_time or 0):.1f} % of the time of a step is added, as predicted"
+        )
+        rounding = "; on a CPU it may round otherwise than the network without it"
         lines = {
             "before": f"{in_words(self.unplanned_bytes)} without a plan",
             "after": f"{in_words(self.pool_bytes)}, of which {in_words(self.peak_bytes)} are alive "
@@ -157,11 +164,7 @@ class Plan(Reported):
             if self.temporary_bytes
             else "",
             "work": f"{100 * self.recomputed_flops:.0f} % of the forward pass is recomputed"
-            + (
-                ""
-                if self.added_time is None
-                else f"; {100 * self.added_time:.1f} % of the time of a step is added, as predicted"
-            ),
+            + ("" if self.added_time is None else added),
             "slowest": self.slowest or "nothing is recomputed",
             "recomputed": f"{len(self.recomputed)} of {count} operators, "
             + ("once each" if self.schedule is None else "as often as the schedule says"),
@@ -170,12 +173,7 @@ class Plan(Reported):
             "plan": f"{self.planner}, memory "
             + ("replayed to the byte" if self.exact else "bound, in whole MB")
             + ("; the search was interrupted" if self.interrupted else ""),
-            "for": self.request.devices
-            + (
-                "; on a CPU it may round otherwise than the network without it"
-                if self.request.device_type == "gpu"
-                else ""
-            ),
+            "for": self.request.devices + (rounding if self.request.device_type == "gpu" else ""),
         }
         return "\n".join(f"{name:10} {text}" for name, text in lines.items() if text)
 
@@ -189,7 +187,7 @@ class Plan(Reported):
         """
         return explain_choices(self, self._memory)
 
-    def plot(self, file: Any) -> None:
+    def plot(self, file: files.Path) -> None:
         """Draw memory over the training step, without the plan and with it.
 
         Parameters
@@ -227,7 +225,7 @@ class Plan(Reported):
         times = timing.find_times(memory.training, self.request.timed_on, measure)
         return float(times.forward[memory.recomputed].sum() / times.step)
 
-    def save(self, file: Any) -> None:
+    def save(self, file: files.Path) -> None:
         """Write the plan to a file, from which `load_plan` makes it again in any process.
 
         Times are measured, so workers of a job may find other plans for a budget: let one plan.
@@ -265,7 +263,9 @@ class Plan(Reported):
         return predict(replace(self.request, symbol=self.symbol))
 
 
-def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: Any) -> Plan:
+def load_plan(
+    file: files.Path, net: Symbol = None, shapes: object = None, **input_shapes: object
+) -> Plan:
     """Read a plan that `Plan.save` has written; nothing is searched or bound.
 
     Parameters
@@ -295,24 +295,23 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
     content = _read_content(file)
-    planned, schedule = mx.sym.load_json(content["request"]["symbol"]), None
+    saved, schedule = content["request"], None
+    planned = mx.sym.load_json(saved["symbol"])
     bare = marks.clear(marks.unplan(planned))
     if content["schedule"] is not None:
         schedule = Schedule(np.array(content["schedule"], dtype=np.int32))
         planned = scheduled(bare, schedule)
-    saved = content["request"]
+    shapes_of_plan = {name: tuple(shape) for name, shape in saved["spec"]["shapes"].items()}
     request = Request(
         symbol=bare,
-        spec=InputSpec(
-            {name: tuple(shape) for name, shape in saved["spec"]["shapes"].items()},
-            saved["spec"]["types"],
-        ),
+        spec=InputSpec(shapes_of_plan, saved["spec"]["types"]),
         grad_req=saved["grad_req"],
         ctx=inputs.parse_devices(saved["ctx"]),
         until=saved["until"],
     )
     if net is not None:
-        _compare(file, request, check_symbol(net), shapes, input_shapes)
+        spec = read_shapes(check_symbol(net), shapes, input_shapes, None)
+        _compare(file, request, net, spec)
     elif shapes is not None or input_shapes:
         raise MemongerError("load_plan: shapes are checked against the network; give net= too")
     settings = sorted({k for k, _ in read_mxnet_variables().items() ^ content["settings"].items()})
@@ -322,19 +321,17 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
             file,
             ", ".join(settings),
         )
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in content["figures"].items()
-    }
+    values: dict[str, Json] = content["figures"]
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     return Plan(symbol=planned, request=request, schedule=schedule, **values)
 
 
-def figures(plan: Plan) -> dict[str, Any]:
+def figures(plan: Plan) -> dict[str, Json]:
     """Return the fields of a Plan that are data: all but its symbol, its request, its schedule."""
     return {k: v for k, v in vars(plan).items() if k not in ("symbol", "request", "schedule")}
 
 
-def _read_content(file: Any) -> dict[str, Any]:
+def _read_content(file: files.Path) -> dict[str, Json]:
     """Read the content of a file, if it is as it was written."""
     remedy = "write it anew with plan.save()"
     try:
@@ -353,12 +350,9 @@ def _read_content(file: Any) -> dict[str, Any]:
     return dict(content)
 
 
-def _compare(
-    file: Any, request: Request, net: Any, shapes: Any, input_shapes: Mapping[str, Any]
-) -> None:
+def _compare(file: files.Path, request: Request, net: Symbol, spec: InputSpec) -> None:
     """Make sure that a plan is of this network and of these shapes."""
-    spec, planned_spec = read_shapes(net, shapes, input_shapes, None), request.spec
-    here = read_structure(marks.clear(marks.unplan(drop_old_types(net, planned_spec))))
+    here = read_structure(marks.clear(marks.unplan(drop_old_types(net, request.spec))))
     there = read_structure(request.symbol)
     another = f"the plan {file!r} is of another network: "
     for k, (node, planned_node) in enumerate(zip_longest(here["nodes"], there["nodes"])):
@@ -366,7 +360,7 @@ def _compare(
             raise MemongerError(f"{another}node {k} is {node} here, {planned_node} in the plan")
     if here != there:
         raise MemongerError(f"{another}its outputs differ")
-    pairs: Any = zip(("shape", "type"), spec, planned_spec)
+    pairs = zip(("shape", "type"), spec._asdict().values(), request.spec._asdict().values())
     for kind, values, planned_values in pairs:
         for name, value in values.items():
             if planned_values.get(name, value) != value:
@@ -384,11 +378,8 @@ def plan_of(solution: Solution) -> Plan:
     nodes, unplanned = way.graph.nodes, way.measure_unplanned()
     inserted = insert([node.name for node in nodes], plan.copies).behind
     masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed(len(nodes))) if not n.is_variable]
-    options = {
-        f.name: getattr(way.options, f.name)
-        for f in fields(Options)
-        if f.name != "budget" and getattr(way.options, f.name) != f.default
-    }
+    options = {k: v for k, v in vars(way.options).items() if v != getattr(Options, k)}
+    options.pop("budget", None)
     if plan.added_time is not None:  # of those that no other beats, the fastest that takes no more
         options["budget"] = memory.pool_bytes
     return Plan(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Mapping, MutableMapping, Optional
+from typing import TYPE_CHECKING, Any, Mapping, MutableMapping, Optional
 
 from memonger.api.plan import Plan, plan_of
 from memonger.graph import marks
@@ -17,33 +17,36 @@ from memonger.support.allocator import giving_back
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, MemongerError
 
-log = logging.getLogger("memonger")
+if TYPE_CHECKING:
+    from memonger.support.types import Symbol
 
-Types = Optional[Mapping[str, Any]]
+    Types = Optional[Mapping[str, object]]
+
+log = logging.getLogger("memonger")
 
 
 @giving_back()
 def plan(
-    net: Any,
-    shapes: Any = None,
+    net: Symbol,
+    shapes: object = None,
     *,
     how: str = "marks",
     work: float | None = None,
-    budget: Any = None,
+    budget: object = None,
     budget_of: str | None = None,
-    optimizer: Any = None,
+    optimizer: object = None,
     measure: bool = False,
     patience: float | None = None,
     type_dict: Types = None,
-    grad_req: Any = "write",
-    ctx: Any = None,
+    grad_req: object = "write",
+    ctx: object = None,
     planner: str = "smallest",
     ntrial: int = 6,
     until: str | None = None,
     devices: int = 1,
     kept_copies: bool = True,
     rules: bool = True,
-    **input_shapes: Any,
+    **input_shapes: object,
 ) -> Plan:
     """Plan which results a network keeps and which it recomputes in the backward pass.
 
@@ -151,7 +154,9 @@ def plan(
     return plan_of(solve(request, options))
 
 
-def search_plan(sym: Any, ntrial: int = 6, type_dict: Types = None, **options: Any) -> Any:
+def search_plan(  # type: ignore[misc]  # options of `plan` go through
+    sym: Symbol, ntrial: int = 6, type_dict: Types = None, **options: Any
+) -> Symbol:
     """Plan a network as ``plan`` does, under the original's name and arguments.
 
     Parameters
@@ -180,14 +185,14 @@ def search_plan(sym: Any, ntrial: int = 6, type_dict: Types = None, **options: A
     return plan(sym, ntrial=ntrial, type_dict=type_dict, **options).symbol
 
 
-def search_plan_to_layer(
-    sym: Any,
+def search_plan_to_layer(  # type: ignore[misc]  # options of `plan` go through
+    sym: Symbol,
     layer_name: str | None = None,
     threshold: int = 500,
     ntrial: int = 6,
     type_dict: Types = None,
     **options: Any,
-) -> Any:
+) -> Symbol:
     """Plan a network up to a layer, under the name and arguments of copies of the original.
 
     Parameters
@@ -222,18 +227,18 @@ def search_plan_to_layer(
 
 
 def make_mirror_plan(
-    sym: Any,
+    sym: Symbol,
     threshold: int,
     plan_info: MutableMapping[str, int] | None = None,
     *,
     type_dict: Types = None,
-    ctx: Any = None,
-    shapes: Any = None,
+    ctx: object = None,
+    shapes: object = None,
     rules: bool = True,
     until: str | None = None,
     devices: int = 1,
-    **input_shapes: Any,
-) -> Any:
+    **input_shapes: object,
+) -> Symbol:
     """Make the original's plan for one threshold, on the marks (``mirror_stage``) of the network.
 
     Parameters
@@ -282,7 +287,12 @@ def make_mirror_plan(
 
 
 def get_cost(
-    sym: Any, type_dict: Types = None, *, ctx: Any = None, shapes: Any = None, **input_shapes: Any
+    sym: Symbol,
+    type_dict: Types = None,
+    *,
+    ctx: object = None,
+    shapes: object = None,
+    **input_shapes: object,
 ) -> int:
     """Tell the memory that MXNet plans for training a network, in MB of 2**20 bytes.
 
@@ -315,7 +325,12 @@ def get_cost(
 
 
 def pool_bytes(
-    sym: Any, type_dict: Types = None, *, ctx: Any = None, shapes: Any = None, **input_shapes: Any
+    sym: Symbol,
+    type_dict: Types = None,
+    *,
+    ctx: object = None,
+    shapes: object = None,
+    **input_shapes: object,
 ) -> int:
     """Tell the bytes that MXNet's pool takes in training, with the real size of every element.
 

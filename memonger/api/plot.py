@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import textwrap
-from typing import Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -15,17 +15,23 @@ from memonger.solve.memory import Memory
 from memonger.support import files
 from memonger.support.errors import MB, MemongerError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from memonger.api.plan import Plan
+
 #: Safe for colour-blind readers (Wong 2011, Nature Methods 8:441), and different in print.
 COLOURS = {
     FORWARD: ("results of the forward pass", "#0072B2"),
     RECOMPUTED: ("recomputed", "#E69F00"),
     BACKWARD: ("gradients", "#56B4E9"),
 }
-STYLE: dict[str, Any] = {"font.size": 12, "axes.titlesize": 14, "axes.titlelocation": "left"}
+STYLE: dict[str, object] = {"font.size": 12, "axes.titlesize": 14, "axes.titlelocation": "left"}
 STYLE.update({"axes.spines.right": False, "axes.spines.top": False, "legend.frameon": False})
 
 
-def plot_memory(file: Any, panels: Mapping[str, Memory]) -> None:
+def plot_memory(file: files.Path, panels: Mapping[str, Memory]) -> None:
     """Draw memory over the training step, a panel for each title."""
     with _picture(file) as figure:
         rows = np.atleast_1d(figure.subplots(len(panels), 1, sharey=True))
@@ -39,8 +45,7 @@ def plot_memory(file: Any, panels: Mapping[str, Memory]) -> None:
         figure.tight_layout(rect=(0, 0, 1, 0.96))
 
 
-def _panel(axes: Any, memory: Memory) -> None:
-    """Draw one training step."""
+def _panel(axes: Axes, memory: Memory) -> None:
     replay, peak = memory.replay, memory.peak
     runs = ~replay.training.arrays.variable[replay.order]  # variables take no time
     places = np.arange(int(runs.sum()) + 1)  # the last one has an end too
@@ -61,7 +66,7 @@ def _panel(axes: Any, memory: Memory) -> None:
     axes.set_xlim(0, max(1, len(places) - 1))
 
 
-def plot_frontier(file: Any, plans: Sequence[Any]) -> None:
+def plot_frontier(file: files.Path, plans: Sequence[Plan]) -> None:
     """Draw Plans that no other beats: the memory of their pools against the time that each adds."""
     x = np.array([plan.pool_bytes for plan in plans]) / MB
     y = np.array([100 * (plan.added_time or 0.0) for plan in plans])
@@ -81,13 +86,15 @@ def plot_frontier(file: Any, plans: Sequence[Any]) -> None:
         axes.set_xlabel("memory of the pool in MB (2**20 bytes)")
         axes.set_ylabel("predicted time added to a training step (%)")
         share = 100 / unplanned  # % of a MB
-        shares = axes.secondary_xaxis("top", functions=(lambda x: x * share, lambda x: x / share))
+        shares = axes.secondary_xaxis(
+            "top", functions=(lambda x: np.multiply(x, share), lambda x: np.divide(x, share))
+        )
         shares.set_xlabel("of the memory without a plan (%)")
         axes.grid(color="0.9")
         figure.tight_layout()
 
 
-def check_picture(file: Any) -> str:
+def check_picture(file: files.Path) -> str:
     """Check that a picture can be written, before a long search; return its kind, such as 'png'."""
     try:
         import matplotlib.figure  # noqa: F401
@@ -95,15 +102,16 @@ def check_picture(file: Any) -> str:
         raise MemongerError(
             "pictures need matplotlib, which is not installed: pip install matplotlib"
         ) from None
-    kind = os.path.splitext(os.fsdecode(file))[1][1:].lower()
+    name = os.fsdecode(file)
+    kind = os.path.splitext(name)[1][1:].lower()
     if kind not in ("png", "svg", "pdf"):
-        raise MemongerError(f"{file} cannot be written: it must end in .png, .svg or .pdf")
+        raise MemongerError(f"{name} cannot be written: it must end in .png, .svg or .pdf")
     files.check_writable(file)
     return kind
 
 
 @contextlib.contextmanager
-def _picture(file: Any) -> Iterator[Any]:
+def _picture(file: files.Path) -> Iterator[Figure]:
     """Yield an empty picture, and write it to a file when it is drawn."""
     content, kind = io.BytesIO(), check_picture(file)
     import matplotlib.figure

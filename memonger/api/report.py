@@ -11,8 +11,9 @@ import json
 import shlex
 from base64 import b64encode
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,6 +30,10 @@ from memonger.support import files
 from memonger.support.errors import MemongerError
 from memonger.support.symbols import read
 
+if TYPE_CHECKING:
+    from memonger.api.plan import Plan
+    from memonger.support.types import Json
+
 PAGE = Path(__file__).with_name("page")
 SCRIPTS = ("state.js", "timeline.js", "frontier.js", "batches.js", "table.js", "main.js")
 
@@ -44,29 +49,29 @@ COMMAND_OPTIONS = ("budget", "how", "work", "patience", "measure")
 class Shown:
     """The content of a page."""
 
-    plans: Sequence[Any]  # Plans of one network, in the order of their times
+    plans: Sequence[Plan]  # of one network, in the order of their times
     times: Sequence[float]  # that the plans add to a step, as shares of it
     chosen: int  # the number of the plan that is shown first
-    budget: Mapping[str, Any] | None  # in bytes
+    budget: Mapping[str, Json] | None  # in bytes
     network: str  # the name of its file
-    batches: Mapping[int, Any] = field(default_factory=dict)  # Plans by batch size
+    batches: Mapping[int, Plan] = field(default_factory=dict)  # by batch size
 
 
 class Reported:
     """Base of what a page can be written of: a Plan, or several of one network."""
 
     @property
-    def _plans(self) -> Sequence[Any]:
+    def _plans(self) -> Sequence[Plan]:
         raise NotImplementedError
 
     def report(
         self,
-        file: Any,
+        file: files.Path,
         *,
-        others: Iterable[Any] = (),
-        budget: Any = None,
+        others: Iterable[Plan] = (),
+        budget: object = None,
         budget_of: str | None = None,
-        optimizer: Any = None,
+        optimizer: object = None,
         network: str = "net-symbol.json",
     ) -> None:
         """Write a page of the plan: its figures, memory over the training step, the operators.
@@ -94,19 +99,19 @@ class Reported:
         write_report(file, ordered(self._plans, others, limit, network))
 
 
-def write_report(file: Any, shown: Shown) -> None:
+def write_report(file: files.Path, shown: Shown) -> None:
     """Write a page to a file."""
     library = check_report(file)
     data = json.dumps(data_of(shown), separators=(",", ":"), allow_nan=False)
     # Compressed, a page is smaller, and no text of a network can end the script around it.
-    parts = {"data": _compressed(data), "plotly": _compressed(library), "style": _part("page.css")}
+    parts = {"data": _compress(data), "plotly": _compress(library), "style": _part("page.css")}
     parts["scripts"] = "\n".join(map(_part, SCRIPTS))
     pieces = _part("page.html").split("/*-*/")  # every second piece names a part
     pieces[1::2] = [parts[name] for name in pieces[1::2]]
     files.write(file, "".join(pieces).encode())
 
 
-def _compressed(text: str) -> str:
+def _compress(text: str) -> str:
     return b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
@@ -114,7 +119,7 @@ def _part(name: str) -> str:
     return (PAGE / name).read_text(encoding="utf-8")
 
 
-def check_report(file: Any) -> str:
+def check_report(file: files.Path) -> str:
     """Check that a page can be written, before a long search; return the code of plotly.js."""
     try:
         from plotly.offline import get_plotlyjs
@@ -127,7 +132,7 @@ def check_report(file: Any) -> str:
 
 
 def ordered(
-    plans: Sequence[Any], others: Iterable[Any], budget: Budget | None, network: Any
+    plans: Sequence[Plan], others: Iterable[Plan], budget: Budget | None, network: str
 ) -> Shown:
     """Choose the Plan to show first, and order all by time; check that they are of one network."""
     if not isinstance(network, str) or not network:
@@ -139,25 +144,21 @@ def ordered(
     if limit is not None:
         within = (p for p in plans if getattr(p, f"{limit['of']}_bytes") <= limit["bytes"])
         chosen = next(within, chosen)
-    distinct, facts = [*plans], {*map(_facts, plans)}
+    facts_of = attrgetter("pool_bytes", "recomputed_flops", "recomputed", "copies")
+    distinct, facts = [*plans], {*map(facts_of, plans)}
     for number, plan in enumerate(others):
         if type(plan) is not type(chosen):
             raise MemongerError(f"others: element {number} is {plan!r}; give Plans, as plan() does")
         _check_same(chosen.request, plan.request, number)
-        if _facts(plan) not in facts:
-            facts.add(_facts(plan))
+        if facts_of(plan) not in facts:
+            facts.add(facts_of(plan))
             distinct.append(plan)
     times = {plan: plan.predict_time(bool(plan.options.get("measure"))) for plan in distinct}
     distinct.sort(key=lambda plan: (times[plan], plan.pool_bytes))
     return Shown(distinct, [times[p] for p in distinct], distinct.index(chosen), limit, network)
 
 
-def _facts(plan: Any) -> tuple[Any, ...]:
-    """Return that by which plans of one network differ."""
-    return plan.pool_bytes, plan.recomputed_flops, plan.recomputed, plan.copies
-
-
-def _limit(budget: Budget, plan: Any) -> dict[str, Any]:
+def _limit(budget: Budget, plan: Plan) -> dict[str, Json]:
     """Return what a budget leaves to a Plan, and what the optimiser's state takes, in bytes."""
     if budget.of == "pool":
         return {"of": "pool", "bytes": budget.limit(plan.unplanned_bytes), "state": 0}
@@ -185,7 +186,7 @@ def _check_same(request: Request, other: Request, number: int) -> None:
             )
 
 
-def data_of(shown: Shown) -> dict[str, Any]:
+def data_of(shown: Shown) -> dict[str, Json]:
     """Collect the data of a page."""
     first = shown.plans[shown.chosen]
     request, strings = first.request, Strings()
@@ -200,10 +201,12 @@ def data_of(shown: Shown) -> dict[str, Any]:
         plans.append({**_figures(plan, time, shown.network), **columns, "timeline": drawn})
     line, border = unplanned.timeline, unplanned.find_places(FORWARD).max(initial=0)
     kept = ((line.kind == FORWARD) & (line.start <= border) & (border < line.stop)).nonzero()[0]
+    shapes = [f"{name} {tuple(shape)}" for name, shape in request.spec.shapes.items()]
+    some = shapes if len(shapes) <= MAX_INPUTS else [*shapes[:2], f"{len(shapes) - 2} more inputs"]
     return {
         "version": __version__,
         "network": shown.network,
-        "inputs": _inputs(request),
+        "inputs": some,
         "device": request.devices,
         "chosen": shown.chosen,
         "budget": shown.budget,
@@ -218,8 +221,8 @@ def data_of(shown: Shown) -> dict[str, Any]:
 
 
 def _choices(
-    plan: Any, memory: Memory, table: OperatorTable, has_reasons: bool
-) -> tuple[dict[int, tuple[int, str]], dict[str, Any]]:
+    plan: Plan, memory: Memory, table: OperatorTable, has_reasons: bool
+) -> tuple[dict[int, tuple[int, str]], dict[str, Json]]:
     """Return what a plan does with each place in its timeline, and with each operator."""
     line, rows, n = memory.timeline, table.rows_of(memory), len(table.nodes)
     places = np.flatnonzero((line.kind == FORWARD) & (memory.operators[line.row] >= 0))
@@ -243,13 +246,7 @@ def _choices(
     }
 
 
-def _inputs(request: Request) -> list[str]:
-    """Write the shapes of the inputs; of many inputs, the first two."""
-    shapes = [f"{name} {tuple(shape)}" for name, shape in request.spec.shapes.items()]
-    return shapes if len(shapes) <= MAX_INPUTS else [*shapes[:2], f"{len(shapes) - 2} more inputs"]
-
-
-def _figures(plan: Any, time: float, network: str) -> dict[str, Any]:
+def _figures(plan: Plan, time: float, network: str) -> dict[str, Json]:
     """Return the figures of a Plan by the names of its attributes, and how it is made."""
     kind = "schedule" if plan.schedule is not None else "marks"
     kind = "original" if plan.planner == "chen2016" else kind
@@ -265,7 +262,7 @@ def _figures(plan: Any, time: float, network: str) -> dict[str, Any]:
     }
 
 
-def _batch(batch: int, plan: Any, network: str) -> dict[str, Any]:
+def _batch(batch: int, plan: Plan, network: str) -> dict[str, Json]:
     """Return the figures of a Plan of a batch, and the seconds of a step without it."""
     measure = bool(plan.options.get("measure"))
     training = predict(plan.request).training
@@ -274,7 +271,7 @@ def _batch(batch: int, plan: Any, network: str) -> dict[str, Any]:
     return {"batch": batch, "step_seconds": step, **figures}
 
 
-def python_of(plan: Any) -> str:
+def python_of(plan: Plan) -> str:
     """Write the line of Python that makes a Plan of its network, ``net``."""
     request, spec = plan.request, plan.request.spec
     keywords, requests = dict(plan.options), set(request.grad_req.values())
@@ -298,7 +295,7 @@ def python_of(plan: Any) -> str:
     return f"plan = memonger.plan({', '.join(arguments)})"
 
 
-def command_of(plan: Any, network: str) -> str:
+def command_of(plan: Plan, network: str) -> str:
     """Write the command that makes a Plan; '' where the command lacks an option for it."""
     request, spec = plan.request, plan.request.spec
     others = request.until is not None or set(request.grad_req.values()) != {"write"}

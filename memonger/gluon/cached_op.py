@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Callable, Iterable, Mapping, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,12 @@ from memonger.solve.options import Budget
 from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import read
+
+if TYPE_CHECKING:
+    from memonger.gluon.runner import Arrays, Requests
+    from memonger.support.types import Block, Context, Json, NDArray
+
+    Find = Callable[..., Plan]  # type: ignore[misc]  # with the arguments of `plan`
 
 log = logging.getLogger("memonger")
 
@@ -62,9 +68,9 @@ class PlannedBlock:
     """How a block is to be planned, and the latest decision."""
 
     name: str
-    options: Mapping[str, Any]  # of ``memonger.plan``
+    options: Mapping[str, Json]  # of ``memonger.plan``
     budget: Budget | None  # of these options
-    find: Callable[..., Plan] = plan
+    find: Find = plan
     decision: Decision | None = None  # of the latest call
     reasons: set[str] = field(default_factory=set)  # logged, why calls train without a plan
 
@@ -79,7 +85,7 @@ class PlannedBlock:
 class Pool:
     """Bound plans that share memory; one of them is in use at a time."""
 
-    runners: dict[Any, Runner] = field(default_factory=dict)  # by kind; the latest comes last
+    runners: dict[object, Runner] = field(default_factory=dict)  # by kind; the latest comes last
     call: weakref.ref[Call] | None = None  # the latest
     idle: int = 0  # calls of the block on this device since the latest
 
@@ -90,7 +96,7 @@ class Pool:
         return call is None or call.spent
 
     def runner(
-        self, key: Any, graph: PlannedGraph, arrays: Mapping[str, Any], requests: Mapping[str, str]
+        self, key: object, graph: PlannedGraph, arrays: Arrays, requests: Requests
     ) -> Runner:
         """Return the plan that is bound for this kind of call; bind it where there is none."""
         runner = self.runners.pop(key, None)
@@ -119,28 +125,25 @@ class PlannedOp:
     run more gradients, because layers were frozen then, get plans of their own.
     """
 
-    def __init__(self, block: PlannedBlock, usual: Any, symbol: Any, arguments: Any) -> None:
-        self._block, self._usual, self._symbol = block, usual, symbol
-        self._names = tuple(symbol.list_inputs())
-        self._parameters = {
-            name: parameter
-            for name, (is_input, parameter) in zip(self._names, arguments)
-            if not is_input
-        }
+    def __init__(self, block: PlannedBlock, net: Block) -> None:
+        self._block, self._usual, (_, self._symbol) = block, net._cached_op, net._cached_graph
+        self._names = tuple(self._symbol.list_inputs())
+        arguments = zip(self._names, net._cached_op_args)
+        self._parameters = {name: source for name, (is_input, source) in arguments if not is_input}
         self._inputs = [name for name in self._names if name not in self._parameters]
-        self._arguments = symbol.list_arguments()
+        self._arguments = self._symbol.list_arguments()
         self._decisions: list[Decision] = []  # the strict ones come first
         self._run: dict[frozenset[str], frozenset[int]] = {}  # `Kind.run` by ``wanted``
-        self._pools: dict[Any, list[Pool]] = {}  # by device
+        self._pools: dict[Context, list[Pool]] = {}  # by device
         self._lock = threading.Lock()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._usual, name)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # a copy of the block makes its own CachedOp, without a plan
 
-    def __call__(self, *arrays: Any) -> Any:
+    def __call__(self, *arrays: NDArray) -> object:
         """Compute the outputs of the inputs, in the order of the symbol's."""
         free_unused()
         if not mx.autograd.is_recording() or not mx.autograd.is_training():
@@ -148,8 +151,9 @@ class PlannedOp:
         self._await_calls(arrays[0].context)
         named = dict(zip(self._names, arrays))
         self._check_devices(named)
-        requests = self._requests(n for n in self._inputs if stub.on_tape(named[n]))
-        kind, outputs = self._kind(named, requests), None
+        on_tape = [n for n in self._inputs if stub.symbol_of(named[n].handle) is not None]
+        requests = self._requests(on_tape)
+        kind = self._kind(named, requests)
         if not kind.wanted:
             return self._usual(*arrays)
         try:
@@ -162,7 +166,7 @@ class PlannedOp:
             self._refuse(kind, error)
         return self._usual(*arrays) if outputs is None else outputs
 
-    def _check_devices(self, arrays: Mapping[str, Any]) -> None:
+    def _check_devices(self, arrays: Arrays) -> None:
         """Refuse inputs that are on another device than the parameters."""
         devices = {name: array.context for name, array in arrays.items()}
         home = next((devices[name] for name in self._names if name in self._parameters), None)
@@ -174,7 +178,7 @@ class PlannedOp:
                     f"net.collect_params().reset_ctx(mx.{device})"
                 )
 
-    def plan_now(self, arrays: Mapping[str, Any]) -> None:
+    def plan_now(self, arrays: Arrays) -> None:
         """Make the plan for inputs and parameters like these arrays, or warn why there is none."""
         kind = self._kind(arrays, self._requests())
         if not kind.wanted:  # then a plan can serve the gradients of the inputs alone
@@ -192,8 +196,7 @@ class PlannedOp:
         requests.update({n: p.grad_req for n, p in self._parameters.items() if n in requests})
         return {**requests, **dict.fromkeys(inputs, "write")}
 
-    def _kind(self, arrays: Mapping[str, Any], requests: Mapping[str, str]) -> Kind:
-        """Return the kind of a call with these arrays."""
+    def _kind(self, arrays: Arrays, requests: Requests) -> Kind:
         wanted = frozenset(name for name, request in requests.items() if request != "null")
         if wanted not in self._run:
             nodes = read(self._symbol)["nodes"]
@@ -215,7 +218,7 @@ class PlannedOp:
         self._add(Decision(kind, refusal=reason))
         self._block.refuse(reason)
 
-    def _decide(self, arrays: Mapping[str, Any], kind: Kind) -> Decision:
+    def _decide(self, arrays: Arrays, kind: Kind) -> Decision:
         """Make the plan for calls of a kind, of which these are the arrays."""
         parameters, block = self._parameters, self._block
         if any(isinstance(array, mx.np.ndarray) for array in arrays.values()):
@@ -244,7 +247,7 @@ class PlannedOp:
             decision.strict = block.budget is not None and not block.budget.is_share
         return self._add(decision)
 
-    def _train(self, arrays: Mapping[str, Any], requests: Mapping[str, str], kind: Kind) -> Any:
+    def _train(self, arrays: Arrays, requests: Requests, kind: Kind) -> list[NDArray] | None:
         """Run a call by its plan and return its outputs; None where it has no plan."""
         decision = next((past for past in self._decisions if past.holds(kind)), None)
         if decision is None:
@@ -262,7 +265,7 @@ class PlannedOp:
         pool.call = weakref.ref(runner.call) if runner.call is not None else None
         return outputs
 
-    def _free_pool(self, ctx: Any) -> Pool:
+    def _free_pool(self, ctx: Context) -> Pool:
         """Return memory on a device that no call uses; there are as many pools as calls alive."""
         if ctx not in self._pools:
             devices = {device for p in self._parameters.values() for device in p.list_ctx()}
@@ -279,7 +282,7 @@ class PlannedOp:
         self._pools[ctx] = kept if free in kept else [*kept, free]
         return free
 
-    def _await_calls(self, ctx: Any) -> None:
+    def _await_calls(self, ctx: Context) -> None:
         """Wait for MXNet's engine, rather than take memory beside that of calls that are over.
 
         Operators that have not run yet hold the tape. So in a loop that does not wait, calls that

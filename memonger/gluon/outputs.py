@@ -9,7 +9,7 @@ result it takes the last, and does not merge what CachedOp merges in between.
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Mapping
 
 from memonger.graph.forward import COPY, Entry
 from memonger.graph.inputs import read_shapes
@@ -18,8 +18,14 @@ from memonger.graph.training import merged_nodes
 from memonger.support.mxnet import Settings
 from memonger.support.symbols import load_nodes, read
 
+if TYPE_CHECKING:
+    from memonger.graph.operators.tensors import Shape
+    from memonger.support.types import Symbol
 
-def with_copied_outputs(symbol: Any, shapes: Mapping[str, Any], types: Mapping[str, str]) -> Any:
+
+def with_copied_outputs(
+    symbol: Symbol, shapes: Mapping[str, Shape], types: Mapping[str, str]
+) -> Symbol:
     """Return the symbol with copies of the outputs that CachedOp copies."""
     if len(symbol) == 1:
         return symbol

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from typing import Any, Callable, MutableMapping, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, MutableMapping, TypeVar
 
 from memonger.api import planning
 from memonger.api.plan import Plan
@@ -18,12 +18,15 @@ from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.versions import MXNET_ERRORS
 
+if TYPE_CHECKING:
+    from memonger.support.types import Block, Json, NDArray
+
 Net = TypeVar("Net")
 
 #: How each block is planned. Copies and pickles of a block are not in it.
-_blocks: MutableMapping[Any, PlannedBlock] = weakref.WeakKeyDictionary()
+_blocks: MutableMapping[Block, PlannedBlock] = weakref.WeakKeyDictionary()
 #: How other blocks are planned, once `plan_others` was called.
-_others: Callable[[Any], PlannedBlock] | None = None
+_others: Callable[[Block], PlannedBlock] | None = None
 
 #: The options of ``memonger.plan`` that Gluon has elsewhere.
 _ELSEWHERE = {
@@ -41,7 +44,9 @@ _FLAGS = (
 ).split()
 
 
-def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any) -> Net:
+def plan(  # type: ignore[misc]  # options of memonger.plan go through
+    net: Net, shapes: object = None, *, type_dict: object = None, **options: Any
+) -> Net:
     """Plan a block in place of ``net.hybridize()``; the training loop stays as it is.
 
     The plan is made at the first call under ``autograd.record()``, or now if shapes are given. It
@@ -89,12 +94,12 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
     >>> loss.backward()
     >>> trainer.step(32)
     """
-    _check_block(net)
+    hybrid = _check_block(net)
     flags = {name: options.pop(name) for name in _FLAGS if name in options}
-    block, inputs = _read_keywords(net, options)
+    block, inputs = _read_keywords(hybrid, options)
     _install()
-    if flags or not net._active:  # type: ignore[attr-defined]
-        net.hybridize(**flags)  # type: ignore[attr-defined]
+    if flags or not hybrid._active:
+        hybrid.hybridize(**flags)
     # An earlier plan goes, and with it the CachedOp, which the next call makes anew.
     unplan(net)
     _plan_later(net, block)
@@ -107,7 +112,7 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
     return net
 
 
-def plan_of(net: Any) -> Plan:
+def plan_of(net: Block) -> Plan:
     """Return the plan that a block trains by.
 
     Parameters
@@ -162,13 +167,14 @@ def unplan(net: Net) -> Net:
     MemongerError
         If it is no HybridBlock.
     """
-    _blocks.pop(_check_block(net), None)
-    net._clear_cached_op()  # type: ignore[attr-defined]
+    hybrid = _check_block(net)
+    _blocks.pop(hybrid, None)
+    hybrid._clear_cached_op()
     free_unused()
     return net
 
 
-def _check_block(net: Any) -> Any:
+def _check_block(net: object) -> Block:
     """Return a block that can be planned; say what to do otherwise."""
     kind = type(net).__name__
     if isinstance(net, mx.gluon.HybridBlock):
@@ -183,7 +189,7 @@ def _check_block(net: Any) -> Any:
     raise MemongerError(f"the net must be an mx.gluon.HybridBlock, not {kind} {net!r}")
 
 
-def _read_keywords(net: Any, keywords: dict[str, Any]) -> tuple[PlannedBlock, dict[str, Any]]:
+def _read_keywords(net: Block, keywords: dict[str, Json]) -> tuple[PlannedBlock, dict[str, Json]]:
     """Check the keywords of `plan`; separate the options from the shapes of inputs."""
     for name, remedy in _ELSEWHERE.items():
         if name in keywords:
@@ -200,22 +206,15 @@ def _read_keywords(net: Any, keywords: dict[str, Any]) -> tuple[PlannedBlock, di
     return PlannedBlock(net.name, options, checked.budget), inputs
 
 
-def plan_others(how: Callable[[Any], PlannedBlock] | None) -> None:
+def plan_others(how: Callable[[Block], PlannedBlock] | None) -> None:
     """Plan each block that is hybridized, and that no `plan` has named, as ``how`` says."""
     global _others
     _others = how
     _install()
 
 
-def _plan_later(net: Any, block: PlannedBlock) -> None:
-    """Plan a block when it is called."""
-    _lay_out(net)
-    _blocks[net] = block
-    weakref.finalize(net, free_unused)
-
-
-def _lay_out(net: Any) -> None:
-    """Store the parameters as rows, before memory is taken for a plan."""
+def _plan_later(net: Block, block: PlannedBlock) -> None:
+    """Plan a block when it is called; store its parameters as rows before a plan takes memory."""
     # Inference leaves a convolution's weights in MKLDNN's layout. The first training step would
     # copy them, and what that frees would lie idle: 60 of 220 MB with ResNet-50. Inference lays
     # weights out by an operator that it pushes when it runs, so waiting for them is not enough.
@@ -227,9 +226,11 @@ def _lay_out(net: Any) -> None:
             continue
         for array in arrays:
             stub.address(array)
+    _blocks[net] = block
+    weakref.finalize(net, free_unused)
 
 
-def _plan_now(net: Any, shapes: Any, keywords: dict[str, Any], type_dict: Any) -> None:
+def _plan_now(net: Block, shapes: object, keywords: dict[str, Json], type_dict: object) -> None:
     """Make the plan for inputs of these shapes; nothing is computed."""
     if isinstance(net, mx.gluon.SymbolBlock):
         names = [variable.name for variable in net._cached_graph[0]]
@@ -276,13 +277,12 @@ def _install() -> None:
     usual = mx.gluon.HybridBlock._build_cache
 
     @functools.wraps(usual)
-    def _build_cache(self: Any, *args: Any) -> None:
+    def _build_cache(self: Block, *args: NDArray) -> None:
         usual(self, *args)
         if self not in _blocks and _others is not None:
             _plan_later(self, _others(self))
         block = _blocks.get(self)
         if block is not None:
-            symbol, arguments = self._cached_graph[1], self._cached_op_args
-            self._cached_op = PlannedOp(block, self._cached_op, symbol, arguments)
+            self._cached_op = PlannedOp(block, self)
 
     mx.gluon.HybridBlock._build_cache = _build_cache

@@ -11,7 +11,7 @@ import functools
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any, Container, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Container, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -23,6 +23,12 @@ from memonger.support.mxnet import environment, mx
 from memonger.support.signals import signals_put_off
 from memonger.support.symbols import attributes, read
 
+if TYPE_CHECKING:
+    from memonger.support.types import Executor, Json, NDArray, Parameter, Symbol
+
+    Arrays = Mapping[str, NDArray]  # by the names of inputs, of arguments or of states
+    Requests = Mapping[str, str]  # grad_req of each argument
+
 STALE = (
     "this graph was retained, but its planned block has been called again since, which has taken "
     "its memory; run all backward passes before the next call, or train without a plan: "
@@ -30,10 +36,10 @@ STALE = (
 )
 
 #: Executors that Python needs no longer, and the threads that bound them and must free them.
-_left: list[tuple[threading.Thread, Any]] = []
+_left: list[tuple[threading.Thread, Executor]] = []
 
 
-def _leave(thread: threading.Thread, executor: Any) -> None:
+def _leave(thread: threading.Thread, executor: Executor) -> None:
     """Leave an executor to the thread that bound it, if this is another one."""
     # MXNet frees an executor by operators that write all that its own read or write, parameters too
     # (``GraphExecutor::~GraphExecutor``, ``ThreadedEngine::DeleteOperator``). The engine appends an
@@ -54,7 +60,7 @@ def free_unused() -> None:
                 _left.remove(entry)
 
 
-def reached(nodes: Iterable[Mapping[str, Any]], wanted: Container[str]) -> list[bool]:
+def reached(nodes: Iterable[Mapping[str, Json]], wanted: Container[str]) -> list[bool]:
     """Return for each node of a symbol's JSON whether it depends on one of these variables."""
     depends: list[bool] = []
     for node in nodes:
@@ -66,12 +72,12 @@ def reached(nodes: Iterable[Mapping[str, Any]], wanted: Container[str]) -> list[
 class PlannedGraph:
     """A planned symbol and its inputs."""
 
-    symbol: Any
+    symbol: Symbol
     names: tuple[str, ...]  # of all inputs, in the order of the block's own CachedOp
-    parameters: Mapping[str, Any]  # Gluon's, by name; all others are inputs of the block
+    parameters: Mapping[str, Parameter]  # Gluon's, by name; all others are inputs of the block
 
     @functools.cached_property
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[dict[str, Json]]:
         """The nodes of the symbol's JSON."""
         return list(read(self.symbol)["nodes"])
 
@@ -105,10 +111,13 @@ class Call:
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        self.last, self._gradient = stub.variable(runner.ctx)
-        self.address = stub.address(self._gradient)  # of the gradient of ``last``
+        self.last: NDArray = mx.nd.zeros((1,), runner.ctx)
+        self._gradient = mx.nd.empty((1,), runner.ctx)
+        #: Of the gradient of ``last``, which takes its memory here, not on a thread of the engine.
+        self.address = stub.address(self._gradient)
+        mx.autograd.mark_variables([self.last], [self._gradient], "write")
         #: A backward pass that differentiates these makes this call's gradients.
-        self.variables = [*runner.results, self.last]
+        self.variables: list[NDArray] = [*runner.results, self.last]
         self.spent = False  # whether the backward pass has run, so that the memory is free
 
     def check(self) -> None:
@@ -121,7 +130,7 @@ class Runner:
     """A bound plan; one of its calls is alive at a time."""
 
     def __init__(
-        self, graph: PlannedGraph, arrays: Mapping[str, Any], requests: Mapping[str, str], lent: Any
+        self, graph: PlannedGraph, arrays: Arrays, requests: Requests, lent: Executor | None
     ) -> None:
         self.graph = graph
         self._inputs = [name for name in graph.names if name not in graph.parameters]
@@ -140,11 +149,11 @@ class Runner:
         others = [name for name in self._wanted_names if name not in self._own]
         gradients = {**self._own, **{name: mx.nd.zeros_like(self._bound[name]) for name in others}}
         grad_req = {name: "write" if name in gradients else "null" for name in requests}
-        symbol = graph.symbol
-        args = {name: self._bound[name] for name in symbol.list_arguments()}
-        aux = {name: self._bound[name] for name in symbol.list_auxiliary_states()}
+        bound = self._bound  # in which MXNet looks up arguments, and auxiliary states
         with environment():
-            self.executor = symbol.bind(self.ctx, args, gradients, grad_req, aux, shared_exec=lent)
+            self.executor = graph.symbol.bind(
+                self.ctx, bound, gradients, grad_req, bound, shared_exec=lent
+            )
         # The finalizer holds the executor, or Python's gc would free it with this object.
         weakref.finalize(self, _leave, threading.current_thread(), self.executor)
         is_ours = isinstance(self.executor, ScheduledExecutor)
@@ -159,15 +168,15 @@ class Runner:
 
     def _begin(self) -> None:
         """Forget the gradients of a backward pass that did not come to its end."""
-        self._gradients: dict[str, Any] = {}  # the arrays in which the tape wants them, by name
-        self._heads: dict[int, Any] = {}  # the gradients of the outputs
+        self._gradients: dict[str, NDArray] = {}  # the arrays in which the tape wants them, by name
+        self._heads: dict[int, NDArray] = {}  # the gradients of the outputs
 
     @property
     def call(self) -> Call | None:
         """The latest call, if the tape still has it."""
         return None if self._call is None else self._call()
 
-    def is_bound_to(self, arrays: Mapping[str, Any]) -> bool:
+    def is_bound_to(self, arrays: Arrays) -> bool:
         """Tell whether these are still the parameters' arrays, and the gradients' too."""
         parameters = self.graph.parameters
         same = all(arrays[name] is self._bound[name] for name in parameters)
@@ -179,7 +188,7 @@ class Runner:
         self.executor.forward(is_train=True)
 
     @signals_put_off()  # an exception in the stub's hook would be lost, and the call with it
-    def forward(self, arrays: Mapping[str, Any]) -> list[Any]:
+    def forward(self, arrays: Arrays) -> list[NDArray]:
         """Run the forward pass, record it, and return the outputs, which are the caller's own."""
         with mx.autograd.pause(train_mode=True):
             for name in self._inputs:
@@ -190,12 +199,12 @@ class Runner:
         self._begin()
         others = [arrays[name] for name in self._wanted_names]
         lease = stub.hold(self.ctx, call)
-        outputs: list[Any] = self._stub(others, lease, self.results, call.last)
+        outputs = self._stub(others, lease, self.results, call.last)
         for k, name in self.graph.passed.items():  # which share memory, as those of a CachedOp
             outputs[k] = mx.nd.identity(outputs[k], out=arrays[name].detach())
         return outputs
 
-    def _on_gradient(self, kind: str, number: int, array: Any) -> None:
+    def _on_gradient(self, kind: str, number: int, array: NDArray) -> None:
         """Take note of a gradient in the backward pass; with the last one, run ours.
 
         Nothing can be raised here: gradients of a pass that fails become NaN, and the function that
@@ -211,14 +220,14 @@ class Runner:
                     self._finish(array)
                 self._begin()
         except BaseException as error:  # KeyboardInterrupt too
-            autograd.fail(error)
+            autograd.backward_pass.errors.append(error)
             for gradient in self._gradients.values():
                 gradient[:] = np.nan
             self._begin()
 
-    def _finish(self, last: Any) -> None:
+    def _finish(self, last: NDArray) -> None:
         """Run the backward pass, and put the gradients where the tape wants them."""
-        call, partial = self.call, autograd.is_partial()
+        call, partial = self.call, autograd.backward_pass.is_partial
         if call is None or not (partial or stub.address(last) == call.address):
             raise MemongerError(STALE)
         if not mx.autograd.is_training():
@@ -242,7 +251,7 @@ class Runner:
     def _deliver(self, partial: bool) -> None:
         """Put the executor's gradients into the arrays in which the tape wants them."""
         gradients, parameters = self.executor.grad_dict, self.graph.parameters
-        copies: dict[Any, list[tuple[Any, Any]]] = {}  # by type
+        copies: dict[object, list[tuple[NDArray, NDArray]]] = {}  # by type
         for name, array in self._gradients.items():
             if name not in parameters or (parameters[name].grad_req == "add" and not partial):
                 # The stub's gradient has written or added zeros there (see `stub.stub_symbol`).
@@ -265,7 +274,7 @@ class Runner:
             copy.copyto(array)
 
 
-def touch(states: list[Any]) -> None:
+def touch(states: list[NDArray]) -> None:
     """Make later operators wait for all operators that were pushed with these auxiliary states."""
     # MXNet's engine takes an operator of its executor that moves them (BatchNorm, its gradient) for
     # one that reads them (``GraphExecutor::InitCachedOps``), so other readers do not wait for it.

@@ -16,38 +16,31 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from typing import Any, Callable, Sequence
+from typing import TYPE_CHECKING, Callable, Sequence
 
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import load_nodes
 
-LIB, check_call = mx.base._LIB, mx.base.check_call
+if TYPE_CHECKING:
+    from memonger.gluon.runner import Call
+    from memonger.support.types import Context, Json, NDArray, Symbol
 
-#: Called in the backward pass with the kind of an input of the stub, its number among these, and
-#: the array of its gradient.
-Listener = Callable[[str, int, Any], None]
+    #: Called in the backward pass with the kind of an input of the stub, its number among these,
+    #: and the array of its gradient.
+    Listener = Callable[[str, int, NDArray], None]
+
+LIB, check_call = mx.base._LIB, mx.base.check_call
 
 _HOOK = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p
 )
-#: As ``src/c_api/c_api_function.cc`` calls them.
-_BACKWARD = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.POINTER(ctypes.c_void_p),
-    ctypes.POINTER(ctypes.c_int),
-    ctypes.c_int,
-    ctypes.c_void_p,
-)
-_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int)
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int)  # as ``src/c_api/c_api_function.cc`` casts them
 
 _libc = ctypes.CDLL(None)
-_Semaphore = ctypes.c_long * 4  # C's ``sem_t``; zeros are a new one
 _held: list[_Held] = []
 
 
-def symbol_of(handle: Any) -> Any:
+def symbol_of(handle: object) -> Symbol:
     """Return the symbol of what an array was computed from, or None if it is not on the tape."""
     symbol = mx.base.SymbolHandle()
     if LIB.MXAutogradGetSymbol(handle, ctypes.byref(symbol)) != 0:
@@ -55,28 +48,15 @@ def symbol_of(handle: Any) -> Any:
     return mx.sym.Symbol(symbol)
 
 
-def on_tape(array: Any) -> bool:
-    """Tell whether a gradient may be asked for this array."""
-    return symbol_of(array.handle) is not None
-
-
-def address(array: Any) -> int:
+def address(array: NDArray) -> int:
     """Return where an array lies, as rows; it must be new or allocated, and no part of another."""
     pointer = ctypes.c_void_p()
     check_call(LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
 
 
-def variable(ctx: Any) -> tuple[Any, Any]:
-    """Make a variable of one element, and the array of its gradient."""
-    array, gradient = mx.nd.zeros((1,), ctx), mx.nd.empty((1,), ctx)
-    address(gradient)  # takes its memory here, not on a thread of the engine
-    mx.autograd.mark_variables([array], [gradient], "write")
-    return array, gradient
-
-
 class _Held:
-    """A value that the tape holds, and the custom function by which it does so.
+    """A call that the tape holds, and the custom function by which it does so.
 
     MXNet calls back when it deletes a custom function (``CustomFunctionParam`` in
     ``src/c_api/c_api_function.cc``), often on a thread of its engine. This only posts a semaphore.
@@ -84,33 +64,29 @@ class _Held:
     ``runner.py``).
     """
 
-    never = _BACKWARD(lambda *_: 0)  # the function is not differentiated
+    never = _CALLBACK(lambda: 0)  # the function is not differentiated
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self._semaphore = _Semaphore()
-        calls = [ctypes.cast(call, _CALLBACK) for call in (self.never, _libc.sem_post)]
-        states = [None, ctypes.cast(ctypes.byref(self._semaphore), ctypes.c_void_p)]
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.semaphore = (ctypes.c_long * 4)()  # C's ``sem_t``; zeros are a new one
+        functions = [self.never, ctypes.cast(_libc.sem_post, _CALLBACK)]
+        states = [None, ctypes.cast(self.semaphore, ctypes.c_void_p)]
         self.record = mx.base.MXCallbackList(
             ctypes.c_int(2),
-            ctypes.cast(mx.base.c_array(_CALLBACK, calls), ctypes.POINTER(_CALLBACK)),
+            ctypes.cast(mx.base.c_array(_CALLBACK, functions), ctypes.POINTER(_CALLBACK)),
             ctypes.cast(mx.base.c_array(ctypes.c_void_p, states), ctypes.POINTER(ctypes.c_void_p)),
         )
 
-    def is_gone(self) -> bool:
-        """Tell, once, whether the tape has let go of the value."""
-        return bool(_libc.sem_trywait(ctypes.byref(self._semaphore)) == 0)
 
-
-def hold(ctx: Any, value: Any) -> Any:
-    """Make an array that keeps a value alive for as long as it is on the tape, until `release`.
+def hold(ctx: Context, call: Call) -> NDArray:
+    """Make an array that keeps a call alive for as long as it is on the tape, until `release`.
 
     It is an output of a custom function that is never differentiated.
     """
     with mx.autograd.pause():
         source, lease, unused = (mx.nd.zeros((1,), ctx) for _ in range(3))
     mx.autograd.mark_variables([source], [unused], "null")
-    held = _Held(value)
+    held = _Held(call)
     handles, record = mx.base.c_handle_array, ctypes.byref(held.record)
     _held.append(held)
     # MXNet reads the record when it deletes the function, maybe after Python has ended.
@@ -119,13 +95,13 @@ def hold(ctx: Any, value: Any) -> Any:
     return lease
 
 
-def release() -> list[Any]:
-    """Forget the values that the tape has let go of; return those that it holds."""
+def release() -> list[Call]:
+    """Forget the calls that the tape has let go of; return those that it holds."""
     for held in list(_held):
-        if held.is_gone():
+        if _libc.sem_trywait(held.semaphore) == 0:  # once, when the tape has let go of it
             _held.remove(held)
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(held))
-    return [held.value for held in list(_held)]
+    return [held.call for held in list(_held)]
 
 
 class Stub:
@@ -136,7 +112,7 @@ class Stub:
     """
 
     def __init__(
-        self, ctx: Any, others: Sequence[bool], outputs: int, on_gradient: Listener
+        self, ctx: Context, others: Sequence[bool], outputs: int, on_gradient: Listener
     ) -> None:
         self._fusion = {"MXNET_USE_FUSION": "0"} if ctx.device_type == "gpu" else {}
         self._outputs = outputs
@@ -146,7 +122,7 @@ class Stub:
         # A strong reference would leave the memory of a plan to Python's gc.
         listener: weakref.WeakMethod[Listener] = weakref.WeakMethod(on_gradient)
 
-        def hook(name: bytes, _: Any, handle: Any, __: Any) -> None:
+        def hook(name: bytes, _: object, handle: ctypes.c_void_p, __: object) -> None:
             array = mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle))  # ours to free
             call = listener()
             if b":" in name and b"backward" in name and call is not None:  # not the forward pass
@@ -156,16 +132,17 @@ class Stub:
         self._hook = _HOOK(hook)
         check_call(LIB.MXCachedOpRegisterOpHook(self._op.handle, self._hook, ctypes.c_int(0)))
 
-    def __call__(self, others: list[Any], lease: Any, results: Any, last: Any) -> Any:
+    def __call__(
+        self, others: list[NDArray], lease: NDArray, results: list[NDArray], last: NDArray
+    ) -> list[NDArray]:
         """Record a call; return copies of the results."""
-        inputs = [*others, lease, *results, last]
         # The first call would fuse operators, whose names the hook needs.
         with environment(**self._fusion) if self._fusion else contextlib.nullcontext():
-            outputs = self._op(*inputs)
+            outputs: list[NDArray] = self._op(*others, lease, *results, last)
         return outputs[-1 - self._outputs : -1]
 
 
-def stub_symbol(others: Sequence[bool], outputs: int) -> Any:
+def stub_symbol(others: Sequence[bool], outputs: int) -> Symbol:
     """Make the symbol of a stub; the names of its nodes say what their gradients are for.
 
     ``others`` is true for inputs whose gradient is added to what the stub has made: the tape may
@@ -179,7 +156,7 @@ def stub_symbol(others: Sequence[bool], outputs: int) -> Any:
     kinds.append(("lease", 0, "shape_array"))
     kinds += [("head", k, "_copy") for k in range(outputs)]
     kinds.append(("last", 0, "shape_array"))
-    nodes: list[dict[str, Any]] = []
+    nodes: list[dict[str, Json]] = []
     heads: list[list[int]] = []
     for kind, number, op in kinds:
         nodes.append({"op": "null", "name": f"{kind}{number}", "inputs": []})

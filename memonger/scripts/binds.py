@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from typing import Any, Callable, Mapping, NamedTuple, Protocol
+from types import FunctionType
+from typing import TYPE_CHECKING, Callable, Mapping, Optional
 
 import numpy as np
 
@@ -16,34 +17,20 @@ from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
 from memonger.support.mxnet import binds_for_itself, mx
 from memonger.support.versions import MXNET_ERRORS
 
-Named = Mapping[str, Any]
+if TYPE_CHECKING:
+    from memonger.scripts.session import Session
+    from memonger.support.types import Context, Executor, Json, Symbol
+
+    Named = Mapping[str, Json]
+    Training = Optional[Named]  # a bind as arguments of `memonger.plan`; None without gradients
+
+_session: Session | None = None
 
 
-class Bind(NamedTuple):
-    """Arguments of ``memonger.plan``: what a bind for training says of a network."""
-
-    shapes: Named
-    type_dict: Named
-    grad_req: Mapping[str, str]
-
-
-class Planner(Protocol):
-    """The object that plans the networks that a script binds."""
-
-    def planned(self, symbol: Any, ctx: Any, bind: Bind) -> Any:
-        """Return the symbol to bind in place of this one; this one if it is best as it is."""
-
-    def refuse(self, symbol: Any, reason: str) -> None:
-        """Warn that a network is bound without a plan, and why."""
-
-
-_planner: Planner | None = None
-
-
-def plan_binds(planner: Planner | None) -> None:
-    """Set the planner of all that is bound for training; with None nothing is planned."""
-    global _planner
-    _planner = planner
+def plan_binds(session: Session | None) -> None:
+    """Set the session that plans what is bound for training; with None nothing is planned."""
+    global _session
+    _session = session
     _install()
 
 
@@ -53,19 +40,19 @@ def _install() -> None:
         setattr(mx.sym.Symbol, name, _replacement(getattr(mx.sym.Symbol, name), read))
 
 
-def _replacement(usual: Any, read: Callable[[Any, Named], Bind | None]) -> Any:
+def _replacement(usual: FunctionType, read: Callable[[Symbol, Named], Training]) -> object:
     """Make the function in the place of a method of Symbol that binds."""
     signature = inspect.signature(usual)
 
     @functools.wraps(usual)
-    def bind(self: Any, ctx: Any, *args: Any, **kwargs: Any) -> Any:
-        planner, caller = _planner, sys._getframe(1).f_globals
-        if planner is None or binds_for_itself() or _is_a_copy(caller):
+    def bind(self: Symbol, ctx: Context, *args: object, **kwargs: object) -> Executor:
+        session, caller = _session, sys._getframe(1).f_globals
+        if session is None or binds_for_itself() or _is_a_copy(caller):
             return usual(self, ctx, *args, **kwargs)
         reason = ""
         try:
             training = read(self, signature.bind(self, ctx, *args, **kwargs).arguments)
-            symbol = self if training is None else planner.planned(self, ctx, training)
+            symbol = self if training is None else session.planned(self, ctx, training)
             if isinstance(symbol, ScheduledSymbol):
                 return getattr(symbol, usual.__name__)(ctx, *args, **kwargs)
             if symbol is not self:
@@ -78,7 +65,7 @@ def _replacement(usual: Any, read: Callable[[Any, Named], Bind | None]) -> Any:
             reason = said_by_mxnet(error)
         executor = usual(self, ctx, *args, **kwargs)  # raises for mistakes of the call
         if reason:
-            planner.refuse(self, reason)
+            session.refuse(self, reason)
         return executor
 
     return bind
@@ -90,7 +77,7 @@ def _is_a_copy(caller: Named) -> bool:
     return all(getattr(f, "__module__", "") == caller.get("__name__") for f in functions)
 
 
-def _read_simple_bind(symbol: Any, arguments: Named) -> Bind | None:
+def _read_simple_bind(symbol: Symbol, arguments: Named) -> Training:
     names = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
     for name, kind in (arguments.get("stype_dict") or {}).items():
         if kind not in ("default", "undefined"):
@@ -100,7 +87,7 @@ def _read_simple_bind(symbol: Any, arguments: Named) -> Bind | None:
     return _training(symbol, arguments.get("grad_req", "write"), shapes, types)
 
 
-def _read_bind(symbol: Any, arguments: Named) -> Bind | None:
+def _read_bind(symbol: Symbol, arguments: Named) -> Training:
     names = symbol.list_arguments()
     gradients = by_name(arguments.get("args_grad"), names)
     requests = requests_of(names, arguments.get("grad_req", "write"))
@@ -117,11 +104,10 @@ def _read_bind(symbol: Any, arguments: Named) -> Bind | None:
     )
 
 
-def _training(symbol: Any, grad_req: Any, shapes: Named, types: Named) -> Bind | None:
-    """Return what a bind for gradients says of the network; None for a bind without gradients."""
+def _training(symbol: Symbol, grad_req: object, shapes: Named, types: Named) -> Training:
     requests = requests_of(symbol.list_arguments(), grad_req)
     if set(requests.values()) <= {"null"}:
         return None
     if is_planned(symbol):
         raise MemongerError("it has a plan, or marks (force_mirroring), of its own")
-    return Bind(shapes, types, requests)
+    return {"shapes": shapes, "type_dict": types, "grad_req": requests}

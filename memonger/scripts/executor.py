@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import re
-from typing import Any, cast
+from typing import TYPE_CHECKING, Callable, cast
 
 from memonger.gluon.runner import touch
 from memonger.graph.forward import INSERTED, RECORD
 from memonger.support.mxnet import mx
 from memonger.support.symbols import read
+
+if TYPE_CHECKING:
+    from memonger.support.types import Executor, Symbol
 
 #: How MXNet names the copy of a node that it runs again (``nnvm/src/pass/gradient.cc``).
 _AGAIN = re.compile(r"(.+)_mirror(_.+)")
@@ -21,7 +24,7 @@ class MarkedExecutor(mx.executor.Executor):
     _own: set[str]  # the names of these nodes
     _added: tuple[str, ...]  # with which the names of other nodes' outputs begin
 
-    def backward(self, *args: Any, **kwargs: Any) -> None:
+    def backward(self, *args: object, **kwargs: object) -> None:
         """Run the backward pass; later readers of statistics wait until they have moved.
 
         A recomputed operator moves them in the backward pass, and MXNet's engine does not know it.
@@ -29,15 +32,17 @@ class MarkedExecutor(mx.executor.Executor):
         super().backward(*args, **kwargs)
         touch(self.aux_arrays)
 
-    def reshape(self, *args: Any, **kwargs: Any) -> MarkedExecutor:
+    def reshape(self, *args: object, **kwargs: object) -> MarkedExecutor:
         """Make an executor for other shapes."""
         return marked(super().reshape(*args, **kwargs), self._symbol)
 
-    def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
+    def set_monitor_callback(
+        self, callback: Callable[[bytes, object], object], monitor_all: bool = False
+    ) -> None:
         """Install a callback that is called for what it would be called for without marks."""
         own, added = self._own, self._added
 
-        def report(name: bytes, array: Any) -> None:
+        def report(name: bytes, array: ctypes.c_void_p) -> None:
             unmarked = _unmarked_name(mx.base.py_str(name), own, added)
             if unmarked is not None:
                 callback(unmarked.encode(), array)
@@ -47,7 +52,7 @@ class MarkedExecutor(mx.executor.Executor):
         super().set_monitor_callback(report, monitor_all)
 
 
-def marked(executor: Any, symbol: Any) -> MarkedExecutor:
+def marked(executor: Executor, symbol: Symbol) -> MarkedExecutor:
     """Make a MarkedExecutor of MXNet's executor of a symbol with marks."""
     nodes = read(symbol)["nodes"]
     added = [n["name"] for n in nodes if n.get("attrs", {}).get(RECORD) == INSERTED]

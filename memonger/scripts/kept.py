@@ -15,7 +15,7 @@ import logging
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Mapping
 
 from memonger.api.plan import Plan, load_plan
 from memonger.costs.time.measured import device_name
@@ -26,19 +26,22 @@ from memonger.support.errors import MemongerError
 from memonger.support.mxnet import has_avx2, mx
 from memonger.support.versions import json_of
 
+if TYPE_CHECKING:
+    from memonger.support.types import Json, Symbol
+
 log = logging.getLogger("memonger")
 
 MAX_BYTES = 2**28  # of all plans; those that were not used for longest go
 PRIVATE = 0o700  # the mode of their folder
 
 
-def file_of(
-    net: Any, shapes: Any, *, type_dict: Any, grad_req: Any, ctx: Any, **options: Any
-) -> Path:
+def file_of(net: Symbol, shapes: object, keywords: Mapping[str, Json]) -> Path:
     """Name the file of a plan by the arguments of ``memonger.plan``."""
-    request = read_request(net, shapes, type_dict=type_dict, grad_req=grad_req, ctx=ctx)
+    of_network = {k: v for k, v in keywords.items() if k in ("type_dict", "grad_req", "ctx")}
+    options = {k: v for k, v in keywords.items() if k not in ("type_dict", "grad_req")}
+    request = read_request(net, shapes, **of_network)
     parts = [
-        fingerprint(request, read_plan_options(ctx=ctx, **options)),
+        fingerprint(request, read_plan_options(**options)),
         json_of(request.symbol),  # with the names that its nodes have
         device_name(request.timed_on),
         has_avx2(),
@@ -49,7 +52,7 @@ def file_of(
 
 
 @functools.lru_cache(None)
-def _installed() -> list[Any]:
+def _installed() -> list[Json]:
     """Return the version and the features of MXNet, and a hash of memonger's code."""
     package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.so")]):

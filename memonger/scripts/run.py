@@ -10,8 +10,10 @@ import importlib.util
 import os
 import sys
 import types
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 import memonger
 from memonger.solve.options import read_plan_options
@@ -19,9 +21,12 @@ from memonger.support import files
 from memonger.support.errors import BudgetError, MemongerError
 from memonger.support.mxnet import when_imported
 
+if TYPE_CHECKING:
+    from memonger.support.types import Json
+
 
 def prepare(
-    script: str, arguments: Sequence[str], is_module: bool, keywords: Mapping[str, Any]
+    script: str, arguments: Sequence[str], is_module: bool, keywords: Mapping[str, Json]
 ) -> Callable[[], None]:
     """Make the function that runs a script; ``keywords`` are those of ``memonger.enable``.
 
@@ -51,7 +56,7 @@ def prepare(
     return run
 
 
-def check_options(keywords: Mapping[str, Any]) -> None:
+def check_options(keywords: Mapping[str, Json]) -> None:
     """Check the options, as far as that needs no MXNet."""
     needs_mxnet = keywords.get("optimizer") is not None or keywords.get("budget") == "device"
     unchecked = {"report", "check", "or_plain", "cache"}
@@ -84,7 +89,8 @@ def _module(name: str) -> tuple[types.ModuleType, types.CodeType]:
     spec = _spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = _spec(f"{name}.__main__")
-    code = spec.loader.get_code(spec.name) if spec is not None and spec.loader else None
+    loader = spec and spec.loader
+    code = loader.get_code(spec.name) if spec and isinstance(loader, InspectLoader) else None
     if spec is None or code is None:
         raise MemongerError(f"there is no module {name!r} to run")
     main = importlib.util.module_from_spec(spec)
@@ -92,7 +98,7 @@ def _module(name: str) -> tuple[types.ModuleType, types.CodeType]:
     return main, code
 
 
-def _spec(name: str) -> Any:
+def _spec(name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError) as error:

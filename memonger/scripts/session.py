@@ -12,7 +12,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from memonger.api import planning
 from memonger.api.plan import Plan
@@ -21,10 +21,15 @@ from memonger.gluon.cached_op import PlannedBlock
 from memonger.gluon.planning import plan_others
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.scripts import kept
-from memonger.scripts.binds import Bind, plan_binds
+from memonger.scripts.binds import plan_binds
 from memonger.solve.options import EITHER, read_plan_options
 from memonger.support.errors import BudgetError, MemongerError, in_words
+from memonger.support.files import Path as FilePath
 from memonger.support.symbols import as_json, read
+
+if TYPE_CHECKING:
+    from memonger.scripts.binds import Named
+    from memonger.support.types import Block, Context, Symbol
 
 package_log = logging.getLogger("memonger")
 log = logging.getLogger("memonger.scripts")
@@ -52,7 +57,7 @@ class Session:
     """
 
     def __init__(
-        self, options: Mapping[str, Any], report: Any, check: bool, or_plain: bool, cache: bool
+        self, options: Named, report: FilePath | None, check: bool, or_plain: bool, cache: bool
     ) -> None:
         usual = "marks" if options.get("budget") is None else EITHER
         self._options = {"how": usual, **options}
@@ -70,7 +75,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if _active is self:
             disable()
 
@@ -101,31 +106,33 @@ class Session:
             level, package_log.propagate = self._usual_logging
             package_log.setLevel(level)
 
-    def _block(self, block: Any) -> PlannedBlock:
+    def _block(self, block: Block) -> PlannedBlock:
         find = functools.partial(self._find, block.name, "Gluon")
         return PlannedBlock(block.name, self._options, self._budget, find)
 
-    def planned(self, symbol: Any, ctx: Any, bind: Bind) -> Any:
+    def planned(self, symbol: Symbol, ctx: Context, bind: Named) -> Symbol:
         """Return the symbol to bind in place of this one; this one if it is best as it is."""
         devices = GPU if ctx.device_type == GPU else ANY
         if self._options.get("budget") == "device":
             devices = ctx
-        keywords = {**bind._asdict(), "ctx": devices, **self._options}
+        keywords = {**bind, "ctx": devices, **self._options}
         plan = self._find(_name_of(symbol), str(ctx), symbol, **keywords)
         return plan.symbol if plan.pool_bytes < plan.unplanned_bytes else symbol
 
-    def refuse(self, symbol: Any, reason: str) -> None:
+    def refuse(self, symbol: Symbol, reason: str) -> None:
         """Warn, once for each reason, that a network is trained without a plan."""
         name = _name_of(symbol)
         if (name, reason) not in self._refusals:
             self._refusals.add((name, reason))
             log.warning("%s trains without a plan: %s", name, reason)
 
-    def _find(self, name: str, place: str, net: Any, shapes: Any, **keywords: Any) -> Plan:
+    def _find(  # type: ignore[misc]  # arguments of `plan` go through
+        self, name: str, place: str, net: Symbol, shapes: object, **keywords: Any
+    ) -> Plan:
         """Find a plan, or read the one that is kept, and log it."""
         start = time.monotonic()
         try:
-            plan = self._kept_or_new(net, shapes, **keywords)
+            plan = self._kept_or_new(net, shapes, keywords)
         except BudgetError as error:
             if not self._or_plain:
                 raise
@@ -145,8 +152,8 @@ class Session:
         log.info("%s on %s: %s; planned in %.1f s", name, place, self._figures(plan), seconds)
         return plan
 
-    def _kept_or_new(self, net: Any, shapes: Any, **keywords: Any) -> Plan:
-        file = kept.file_of(net, shapes, **keywords) if self._cache else None
+    def _kept_or_new(self, net: Symbol, shapes: object, keywords: Named) -> Plan:
+        file = kept.file_of(net, shapes, keywords) if self._cache else None
         plan = kept.read(file) if file is not None else None
         if plan is None:
             plan = planning.plan(net, shapes, **keywords)
@@ -173,7 +180,7 @@ class Session:
             text += f", within the budget of {self._options['budget']}"
         return text
 
-    def _compare(self, name: str, network: Any, plan: Plan) -> None:
+    def _compare(self, name: str, network: Symbol, plan: Plan) -> None:
         """Train three steps with the plan and without, in a process with random numbers of its own.
 
         Raises
@@ -205,7 +212,7 @@ class Session:
             raise MemongerError(f"its plan computes something else: {report}")
 
 
-def _name_of(symbol: Any) -> str:
+def _name_of(symbol: Symbol) -> str:
     return symbol.name or _some(symbol.list_outputs())
 
 
@@ -218,12 +225,12 @@ def enable(
     *,
     how: str | None = None,
     work: float | None = None,
-    budget: Any = None,
+    budget: object = None,
     budget_of: str | None = None,
-    optimizer: Any = None,
+    optimizer: object = None,
     measure: bool = False,
     patience: float | None = None,
-    report: Any = None,
+    report: FilePath | None = None,
     check: bool = False,
     or_plain: bool = False,
     cache: bool = True,

@@ -247,6 +247,12 @@ def test_more_elements_than_mxnet_counts_are_no_batch() -> None:
     assert found.batch == (2**31 - 1) // (4 * 64 * 64)
 
 
+def test_types_of_a_batch_are_checked_as_those_of_a_plan() -> None:
+    types: Any = ("data", "float32")
+    with pytest.raises(memonger.MemongerError, match="type_dict must be a dict"):
+        memonger.largest_batch(net(), {"data": (None, 3, 64, 64)}, "1GB", type_dict=types)
+
+
 def test_devices_need_shapes() -> None:
     symbol = net()(data=S.Variable("data", shape=SHAPES["data"]))
     with pytest.raises(memonger.MemongerError, match="devices=2: no input was given"):
