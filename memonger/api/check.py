@@ -146,7 +146,7 @@ def check(
         grad_req = {name: "null" if name in inputs else "write" for name in request.grad_req}
     request = replace(request, grad_req=read_grad_req(list(request.grad_req), grad_req))
     graph = forward_graph(symbol, request.spec)
-    start = _initial_values(graph, np.random.RandomState(seed), values or {}, inputs)
+    start = _initial_values(graph, values or {}, inputs, seed)
     train = partial(_train, request=request, start=start, steps=steps, seed=seed)
     expected = train(symbol)
     differences = _compare(expected, train(planned))
@@ -170,13 +170,10 @@ def _check_same(symbol: Symbol, planned: Symbol) -> None:
 
 
 def _initial_values(
-    graph: ForwardGraph,
-    random: np.random.RandomState,
-    values: Mapping[str, object],
-    inputs: Collection[str],
+    graph: ForwardGraph, values: Mapping[str, object], inputs: Collection[str], seed: int
 ) -> dict[str, Array1]:
     """Return a value for each variable, drawn where ``values`` has none."""
-    nodes = graph.nodes
+    nodes, random = graph.nodes, np.random.RandomState(seed)
     indices = {i for n in nodes for k, (i, _) in enumerate(n.inputs[:2]) if n.op in INDEX_INPUTS[k]}
     result = {}
     for i in list(graph.arguments) + sorted(graph.auxiliary):

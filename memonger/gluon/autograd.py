@@ -68,16 +68,9 @@ def _backward(usual: CFuncPtr, *arguments: object) -> int:
         return int(usual(*arguments))
 
 
-def _backward_of_any(  # type: ignore[misc]  # others: numbers and arrays of C
-    usual: CFuncPtr,
-    count: int,
-    heads: Iterable[object],
-    head_grads: object,
-    wanted: int,
-    variables: Iterable[object],
-    *others: Any,
-) -> int:
+def _backward_of_any(usual: CFuncPtr, *arguments: Any) -> int:  # type: ignore[misc]  # of ctypes
     """Run ``MXAutogradBackwardEx``, which also makes the gradients of a few variables."""
+    count, heads, head_grads, wanted, variables, *others = arguments
     _, create_graph, _, gradients, _ = others
     calls = _calls_below(heads) if wanted else []
     if calls and create_graph.value:

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import sys
 import types
-from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
@@ -89,8 +88,8 @@ def _module(name: str) -> tuple[types.ModuleType, types.CodeType]:
     spec = _spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = _spec(f"{name}.__main__")
-    loader = spec and spec.loader
-    code = loader.get_code(spec.name) if spec and isinstance(loader, InspectLoader) else None
+    get_code = getattr(spec and spec.loader, "get_code", None)  # some loaders have none
+    code = get_code(spec.name) if spec and get_code else None
     if spec is None or code is None:
         raise MemongerError(f"there is no module {name!r} to run")
     main = importlib.util.module_from_spec(spec)
