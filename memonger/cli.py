@@ -25,7 +25,7 @@ from memonger.support import files
 from memonger.support.errors import INTERRUPTED, MISTAKE, in_words, said_by_mxnet
 
 if TYPE_CHECKING:
-    from memonger.support.types import Json, Symbol
+    from memonger.support.types import Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
 
@@ -160,7 +160,7 @@ def _report(network: Symbol, options: Namespace) -> int:
     """Write an HTML page of a plan, beside the plans that no other beats."""
     keywords = _keywords(options)
 
-    def without(*names: str) -> dict[str, Json]:
+    def without(*names: str) -> Keywords:
         return {k: v for k, v in keywords.items() if k not in names}
 
     others = [*memonger.frontier(network, **without("work", *LIMIT))]
@@ -217,7 +217,7 @@ def _check(network: Symbol, options: Namespace) -> int:
     return OK if report else NO
 
 
-def _keywords(options: Namespace) -> dict[str, Json]:
+def _keywords(options: Namespace) -> Keywords:
     """Return the options that were given, as keyword arguments of the package's function."""
     keywords = {name: value for name, value in vars(options).items() if name in KEYWORDS}
     if "ctx" in keywords:

@@ -33,7 +33,7 @@ from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeErro
 from memonger.support.files import Path
 
 if TYPE_CHECKING:
-    from memonger.support.types import Json, Symbol
+    from memonger.support.types import Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
 
@@ -256,7 +256,7 @@ def largest_batch(
     return largest
 
 
-def _request(shapes: Mapping[str, Json], keywords: Mapping[str, Json], batch: int) -> Request:
+def _request(shapes: Mapping[str, Json], keywords: Keywords, batch: int) -> Request:
     """Read the request of `largest_batch` at one batch; a function, so that it can be pickled."""
     sizes = {n: [batch if k is None else k for k in shape] for n, shape in shapes.items()}
     return read_request(shapes=sizes, **keywords)
@@ -319,11 +319,11 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
     return LargestBatch(batch, plan_of(solution), unplanned)
 
 
-def _open_shapes(shapes: object) -> tuple[dict[str, Json], dict[str, Json]]:
+def _open_shapes(shapes: object) -> tuple[dict[str, Json], dict[str, str]]:
     """Read shapes, with None where the batch goes, and the types that DataDescs have."""
-    types: dict[str, Json] = {}
+    types: dict[str, str] = {}
     axes: dict[str, int] = {}
-    sizes = dict(read_pairs(shapes, types, axes))
+    sizes: dict[str, Json] = dict(read_pairs(shapes, types, axes))
     for name, shape in sizes.items():
         if not isinstance(shape, (list, tuple)):
             raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Callable, Iterable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Callable, Iterable, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from memonger.support.symbols import read
 
 if TYPE_CHECKING:
     from memonger.gluon.runner import Arrays, Requests
-    from memonger.support.types import Block, Context, Json, NDArray
+    from memonger.support.types import Block, Context, Keywords, NDArray
 
     Find = Callable[..., Plan]  # type: ignore[misc]  # with the arguments of `plan`
 
@@ -68,7 +68,7 @@ class PlannedBlock:
     """How a block is to be planned, and the latest decision."""
 
     name: str
-    options: Mapping[str, Json]  # of ``memonger.plan``
+    options: Keywords  # of ``memonger.plan``
     budget: Budget | None  # of these options
     find: Find = plan
     decision: Decision | None = None  # of the latest call

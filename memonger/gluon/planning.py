@@ -19,7 +19,7 @@ from memonger.support.mxnet import mx
 from memonger.support.versions import MXNET_ERRORS
 
 if TYPE_CHECKING:
-    from memonger.support.types import Block, Json, NDArray
+    from memonger.support.types import Block, Keywords, NDArray
 
 Net = TypeVar("Net")
 
@@ -189,7 +189,7 @@ def _check_block(net: object) -> Block:
     raise MemongerError(f"the net must be an mx.gluon.HybridBlock, not {kind} {net!r}")
 
 
-def _read_keywords(net: Block, keywords: dict[str, Json]) -> tuple[PlannedBlock, dict[str, Json]]:
+def _read_keywords(net: Block, keywords: Keywords) -> tuple[PlannedBlock, Keywords]:
     """Check the keywords of `plan`; separate the options from the shapes of inputs."""
     for name, remedy in _ELSEWHERE.items():
         if name in keywords:
@@ -230,7 +230,7 @@ def _plan_later(net: Block, block: PlannedBlock) -> None:
     weakref.finalize(net, free_unused)
 
 
-def _plan_now(net: Block, shapes: object, keywords: dict[str, Json], type_dict: object) -> None:
+def _plan_now(net: Block, shapes: object, keywords: Keywords, type_dict: object) -> None:
     """Make the plan for inputs of these shapes; nothing is computed."""
     if isinstance(net, mx.gluon.SymbolBlock):
         names = [variable.name for variable in net._cached_graph[0]]

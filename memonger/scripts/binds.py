@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from types import FunctionType
-from typing import TYPE_CHECKING, Callable, Mapping, Optional
+from typing import TYPE_CHECKING, Callable, Optional
 
 import numpy as np
 
@@ -19,10 +19,9 @@ from memonger.support.versions import MXNET_ERRORS
 
 if TYPE_CHECKING:
     from memonger.scripts.session import Session
-    from memonger.support.types import Context, Executor, Json, Symbol
+    from memonger.support.types import Context, Executor, Keywords, Symbol
 
-    Named = Mapping[str, Json]
-    Training = Optional[Named]  # a bind as arguments of `memonger.plan`; None without gradients
+    Training = Optional[Keywords]  # a bind as arguments of `memonger.plan`; None without gradients
 
 _session: Session | None = None
 
@@ -40,7 +39,7 @@ def _install() -> None:
         setattr(mx.sym.Symbol, name, _replacement(getattr(mx.sym.Symbol, name), read))
 
 
-def _replacement(usual: FunctionType, read: Callable[[Symbol, Named], Training]) -> object:
+def _replacement(usual: FunctionType, read: Callable[[Symbol, Keywords], Training]) -> object:
     """Make the function in the place of a method of Symbol that binds."""
     signature = inspect.signature(usual)
 
@@ -71,13 +70,13 @@ def _replacement(usual: FunctionType, read: Callable[[Symbol, Named], Training])
     return bind
 
 
-def _is_a_copy(caller: Named) -> bool:
+def _is_a_copy(caller: Keywords) -> bool:
     """Tell whether a caller is a copy of the original memonger, which binds to measure plans."""
     functions = (caller.get(name) for name in ("make_mirror_plan", "search_plan"))
     return all(getattr(f, "__module__", "") == caller.get("__name__") for f in functions)
 
 
-def _read_simple_bind(symbol: Symbol, arguments: Named) -> Training:
+def _read_simple_bind(symbol: Symbol, arguments: Keywords) -> Training:
     names = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
     for name, kind in (arguments.get("stype_dict") or {}).items():
         if kind not in ("default", "undefined"):
@@ -87,7 +86,7 @@ def _read_simple_bind(symbol: Symbol, arguments: Named) -> Training:
     return _training(symbol, arguments.get("grad_req", "write"), shapes, types)
 
 
-def _read_bind(symbol: Symbol, arguments: Named) -> Training:
+def _read_bind(symbol: Symbol, arguments: Keywords) -> Training:
     names = symbol.list_arguments()
     gradients = by_name(arguments.get("args_grad"), names)
     requests = requests_of(names, arguments.get("grad_req", "write"))
@@ -104,7 +103,7 @@ def _read_bind(symbol: Symbol, arguments: Named) -> Training:
     )
 
 
-def _training(symbol: Symbol, grad_req: object, shapes: Named, types: Named) -> Training:
+def _training(symbol: Symbol, grad_req: object, shapes: Keywords, types: Keywords) -> Training:
     requests = requests_of(symbol.list_arguments(), grad_req)
     if set(requests.values()) <= {"null"}:
         return None

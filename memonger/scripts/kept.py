@@ -15,7 +15,7 @@ import logging
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING
 
 from memonger.api.plan import Plan, load_plan
 from memonger.costs.time.measured import device_name
@@ -27,7 +27,7 @@ from memonger.support.mxnet import has_avx2, mx
 from memonger.support.versions import json_of
 
 if TYPE_CHECKING:
-    from memonger.support.types import Json, Symbol
+    from memonger.support.types import Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
 
@@ -35,7 +35,7 @@ MAX_BYTES = 2**28  # of all plans; those that were not used for longest go
 PRIVATE = 0o700  # the mode of their folder
 
 
-def file_of(net: Symbol, shapes: object, keywords: Mapping[str, Json]) -> Path:
+def file_of(net: Symbol, shapes: object, keywords: Keywords) -> Path:
     """Name the file of a plan by the arguments of ``memonger.plan``."""
     of_network = {k: v for k, v in keywords.items() if k in ("type_dict", "grad_req", "ctx")}
     options = {k: v for k, v in keywords.items() if k not in ("type_dict", "grad_req")}

@@ -12,7 +12,7 @@ import sys
 import types
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Callable, Sequence
 
 import memonger
 from memonger.solve.options import read_plan_options
@@ -21,11 +21,11 @@ from memonger.support.errors import BudgetError, MemongerError
 from memonger.support.mxnet import when_imported
 
 if TYPE_CHECKING:
-    from memonger.support.types import Json
+    from memonger.support.types import Keywords
 
 
 def prepare(
-    script: str, arguments: Sequence[str], is_module: bool, keywords: Mapping[str, Json]
+    script: str, arguments: Sequence[str], is_module: bool, keywords: Keywords
 ) -> Callable[[], None]:
     """Make the function that runs a script; ``keywords`` are those of ``memonger.enable``.
 
@@ -55,7 +55,7 @@ def prepare(
     return run
 
 
-def check_options(keywords: Mapping[str, Json]) -> None:
+def check_options(keywords: Keywords) -> None:
     """Check the options, as far as that needs no MXNet."""
     needs_mxnet = keywords.get("optimizer") is not None or keywords.get("budget") == "device"
     unchecked = {"report", "check", "or_plain", "cache"}

@@ -28,8 +28,7 @@ from memonger.support.files import Path as FilePath
 from memonger.support.symbols import as_json, read
 
 if TYPE_CHECKING:
-    from memonger.scripts.binds import Named
-    from memonger.support.types import Block, Context, Symbol
+    from memonger.support.types import Block, Context, Keywords, Symbol
 
 package_log = logging.getLogger("memonger")
 log = logging.getLogger("memonger.scripts")
@@ -57,7 +56,7 @@ class Session:
     """
 
     def __init__(
-        self, options: Named, report: FilePath | None, check: bool, or_plain: bool, cache: bool
+        self, options: Keywords, report: FilePath | None, check: bool, or_plain: bool, cache: bool
     ) -> None:
         usual = "marks" if options.get("budget") is None else EITHER
         self._options = {"how": usual, **options}
@@ -110,7 +109,7 @@ class Session:
         find = functools.partial(self._find, block.name, "Gluon")
         return PlannedBlock(block.name, self._options, self._budget, find)
 
-    def planned(self, symbol: Symbol, ctx: Context, bind: Named) -> Symbol:
+    def planned(self, symbol: Symbol, ctx: Context, bind: Keywords) -> Symbol:
         """Return the symbol to bind in place of this one; this one if it is best as it is."""
         devices = GPU if ctx.device_type == GPU else ANY
         if self._options.get("budget") == "device":
@@ -152,7 +151,7 @@ class Session:
         log.info("%s on %s: %s; planned in %.1f s", name, place, self._figures(plan), seconds)
         return plan
 
-    def _kept_or_new(self, net: Symbol, shapes: object, keywords: Named) -> Plan:
+    def _kept_or_new(self, net: Symbol, shapes: object, keywords: Keywords) -> Plan:
         file = kept.file_of(net, shapes, keywords) if self._cache else None
         plan = kept.read(file) if file is not None else None
         if plan is None:

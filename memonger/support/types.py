@@ -3,7 +3,7 @@
 Import these under ``TYPE_CHECKING``.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,3 +22,4 @@ if TYPE_CHECKING:
     Doubles = Array[np.float64]
 
     Json = Any  # type: ignore[misc]  # what a text in JSON holds
+    Keywords = Mapping[str, Any]  # type: ignore[misc]  # arguments of `memonger.plan` and others
