@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Callable, Iterable, NamedTuple
 
@@ -86,13 +85,13 @@ class Pool:
     """Bound plans that share memory; one of them is in use at a time."""
 
     runners: dict[object, Runner] = field(default_factory=dict)  # by kind; the latest comes last
-    call: weakref.ref[Call] | None = None  # the latest
+    call: Callable[[], Call | None] = lambda: None  # the latest, while the tape has it
     idle: int = 0  # calls of the block on this device since the latest
 
     @property
     def is_free(self) -> bool:
         """Whether the tape has let go of the latest call, or has its gradients."""
-        call = None if self.call is None else self.call()
+        call = self.call()
         return call is None or call.spent
 
     def runner(
@@ -262,7 +261,7 @@ class PlannedOp:
             pool = self._free_pool(ctx)
             runner = pool.runner(key, decision.graph, arrays, requests)
         outputs = runner.forward(arrays)
-        pool.call = weakref.ref(runner.call) if runner.call is not None else None
+        pool.call = runner.call
         return outputs
 
     def _free_pool(self, ctx: Context) -> Pool:

@@ -11,7 +11,7 @@ import functools
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Container, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Callable, Container, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -122,7 +122,7 @@ class Call:
 
     def check(self) -> None:
         """Refuse a call whose memory another one has taken."""
-        if self.runner.call is not self:
+        if self.runner.call() is not self:
             raise MemongerError(STALE)
 
 
@@ -163,18 +163,13 @@ class Runner:
         mx.autograd.mark_variables(self.results, [*map(mx.nd.zeros_like, self.results)], "write")
         adds = [name in self._inputs for name in self._wanted_names]
         self._stub = stub.Stub(self.ctx, adds, len(self.results), self._on_gradient)
-        self._call: weakref.ref[Call] | None = None
+        self.call: Callable[[], Call | None] = lambda: None  # the latest, while the tape has it
         self._begin()
 
     def _begin(self) -> None:
         """Forget the gradients of a backward pass that did not come to its end."""
         self._gradients: dict[str, NDArray] = {}  # the arrays in which the tape wants them, by name
         self._heads: dict[int, NDArray] = {}  # the gradients of the outputs
-
-    @property
-    def call(self) -> Call | None:
-        """The latest call, if the tape still has it."""
-        return None if self._call is None else self._call()
 
     def is_bound_to(self, arrays: Arrays) -> bool:
         """Tell whether these are still the parameters' arrays, and the gradients' too."""
@@ -195,7 +190,7 @@ class Runner:
                 arrays[name].copyto(self._bound[name])
             self._run_forward()
             call = Call(self)
-            self._call = weakref.ref(call)
+            self.call = weakref.ref(call)
         self._begin()
         others = [arrays[name] for name in self._wanted_names]
         lease = stub.hold(self.ctx, call)
@@ -227,7 +222,7 @@ class Runner:
 
     def _finish(self, last: NDArray) -> None:
         """Run the backward pass, and put the gradients where the tape wants them."""
-        call, partial = self.call, autograd.backward_pass.is_partial
+        call, partial = self.call(), autograd.backward_pass.is_partial
         if call is None or not (partial or stub.address(last) == call.address):
             raise MemongerError(STALE)
         if not mx.autograd.is_training():
