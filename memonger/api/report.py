@@ -49,9 +49,8 @@ COMMAND_OPTIONS = ("budget", "how", "work", "patience", "measure")
 class Shown:
     """The content of a page."""
 
-    plans: Sequence[Plan]  # of one network, in the order of their times
-    times: Sequence[float]  # that the plans add to a step, as shares of it
-    chosen: int  # the number of the plan that is shown first
+    times: Mapping[Plan, float]  # that plans of one network add to a step, in order, as shares
+    chosen: Plan  # that is shown first
     budget: Mapping[str, Json] | None  # in bytes
     network: str  # the name of its file
     batches: Mapping[int, Plan] = field(default_factory=dict)  # by batch size
@@ -155,7 +154,7 @@ def ordered(
             distinct.append(plan)
     times = {plan: plan.predict_time(bool(plan.options.get("measure"))) for plan in distinct}
     distinct.sort(key=lambda plan: (times[plan], plan.pool_bytes))
-    return Shown(distinct, [times[p] for p in distinct], distinct.index(chosen), limit, network)
+    return Shown({plan: times[plan] for plan in distinct}, chosen, limit, network)
 
 
 def _limit(budget: Budget, plan: Plan) -> dict[str, Json]:
@@ -188,14 +187,14 @@ def _check_same(request: Request, other: Request, number: int) -> None:
 
 def data_of(shown: Shown) -> dict[str, Json]:
     """Collect the data of a page."""
-    first = shown.plans[shown.chosen]
-    request, strings = first.request, Strings()
-    unplanned = predict(request)
-    table = OperatorTable(unplanned, strings, request.timed_on, bool(first.options.get("measure")))
-    most, plans = MAX_TENSORS // (len(shown.plans) + 1), []
-    for k, (plan, time) in enumerate(zip(shown.plans, shown.times)):
+    request, measure = shown.chosen.request, bool(shown.chosen.options.get("measure"))
+    unplanned, strings = predict(request), Strings()
+    table = OperatorTable(unplanned, strings, request.timed_on, measure)
+    count, plans = len(shown.times), []
+    most = MAX_TENSORS // (count + 1)
+    for plan, time in shown.times.items():
         memory = predict(replace(request, symbol=plan.symbol))
-        has_reasons = k == shown.chosen or len(table.nodes) * len(shown.plans) <= MAX_REASONS
+        has_reasons = plan is shown.chosen or len(table.nodes) * count <= MAX_REASONS
         states, columns = _choices(plan, memory, table, has_reasons)
         drawn = list_alive(memory, table, states, most)
         plans.append({**_figures(plan, time, shown.network), **columns, "timeline": drawn})
@@ -208,7 +207,7 @@ def data_of(shown: Shown) -> dict[str, Json]:
         "network": shown.network,
         "inputs": some,
         "device": request.devices,
-        "chosen": shown.chosen,
+        "chosen": [*shown.times].index(shown.chosen),
         "budget": shown.budget,
         "plans": plans,
         "batches": [_batch(n, shown.batches[n], shown.network) for n in sorted(shown.batches)],
