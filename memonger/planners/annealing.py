@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Iterator
 
 import numpy as np
 
@@ -23,7 +23,9 @@ class Archive(Struct):
             yield Candidate(int(self.pools[k]), float(self.seconds[k]), self.states[k].copy())
 
 
-def empty_archive(most_bytes: int, bins: int, shape: tuple[int, ...], dtype: Any) -> Archive:
+def empty_archive(
+    most_bytes: int, bins: int, shape: tuple[int, ...], dtype: type[np.generic]
+) -> Archive:
     """Make an archive for plans of at most so many bytes, with states of at most this shape."""
     return Archive(
         max(1, most_bytes),

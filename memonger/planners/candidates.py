@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Hashable, Iterable, Mapping, NamedTuple, Sequence, TypeVar
-
-import numpy as np
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Hashable,
+    Iterable,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    TypeVar,
+)
 
 from memonger.graph.forward import KeptCopy
 from memonger.schedules.schedule import Schedule
+
+if TYPE_CHECKING:
+    from memonger.support.types import Array1, Bools
 
 T = TypeVar("T")
 
@@ -16,11 +27,11 @@ T = TypeVar("T")
 class MarkPlan(NamedTuple):
     """A plan by marks: the nodes that are recomputed, and saved identities."""
 
-    mask: np.ndarray  # bool: whether each node is recomputed
+    mask: Bools  # whether each node is recomputed
     copies: tuple[KeptCopy, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # type: ignore[misc]  # of ``plan``
 class Candidate:
     """A plan that a search has found, and what it costs."""
 
@@ -43,7 +54,7 @@ class Candidate:
         """Whether anything runs again."""
         return bool(self.recomputed().any())
 
-    def recomputed(self, nodes: int = 0) -> np.ndarray:
+    def recomputed(self, nodes: int = 0) -> Array1:
         """Count how often each of so many nodes runs again, int; of marks whether it does, bool."""
         schedule = self.schedule
         return self.plan.mask if schedule is None else schedule.recomputed(nodes)

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
     Array1 = Array[np.generic]
     Bools = Array[np.bool_]
+    Int8s = Array[np.int8]
     Int32s = Array[np.int32]
     Int64s = Array[np.int64]
+    Floats = Array[np.float32]
     Doubles = Array[np.float64]
 
     Json = Any  # type: ignore[misc]  # what a text in JSON holds

@@ -57,7 +57,7 @@ def unit_times(**told: tuple[float, float]) -> Callable[[Rules], NodeTimes]:
         nodes = rules.graph.nodes
         given = [(0.0, 0.0) if n.is_variable else told.get(n.op, (1.0, 2.0)) for n in nodes]
         forward, gradient = np.array(given).T
-        return NodeTimes(forward, gradient, np.ones(len(nodes)))
+        return NodeTimes(forward, gradient, np.ones(len(nodes), dtype=np.int64))
 
     return times
 

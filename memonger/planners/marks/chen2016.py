@@ -12,7 +12,7 @@ those of parameters do, labels and auxiliary states count as results.
 from __future__ import annotations
 
 import math
-from typing import Callable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple
 
 import numpy as np
 
@@ -21,12 +21,15 @@ from memonger.graph.inputs import PARAMETER_ENDINGS
 from memonger.graph.operators.recompute import UNTOUCHED
 from memonger.support.errors import MB
 
+if TYPE_CHECKING:
+    from memonger.support.types import Bools
+
 
 class Trial(NamedTuple):
     """One threshold (MB) of the search, and its plan."""
 
     threshold: int
-    mask: np.ndarray  # the recomputed nodes
+    mask: Bools  # the recomputed nodes
     save_size: int  # bytes that are kept
     max_size: int  # bytes of the largest block between
     cost: int = 0  # of the mask, in the unit of `search`
@@ -68,7 +71,7 @@ def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -
 def search(
     graph: ForwardGraph,
     hints: Mapping[int, str],
-    cost: Callable[[np.ndarray], int],
+    cost: Callable[[Bools], int],
     ntrial: int = 6,
 ) -> list[Trial]:
     """Search over thresholds as the original does, ``ntrial`` of them in its grid.

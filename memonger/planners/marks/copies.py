@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import TYPE_CHECKING, Sequence
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from memonger.graph.operators.recompute import fuses
 from memonger.planners.candidates import MarkPlan
 from memonger.planners.marks.cuts import Cut
 from memonger.planners.marks.rules import Rules
+
+if TYPE_CHECKING:
+    from memonger.support.types import Bools
 
 MOST_SUMS = 8  # that are tried to keep apart from fusion, each by itself
 WORTH = 0.01  # of the memory, that it must save
@@ -86,7 +89,7 @@ def cuts_behind_copies(cuts: Sequence[Cut], insertion: Insertion) -> list[Cut]:
     ]
 
 
-def settle(plain: Rules, plan: MarkPlan) -> tuple[MarkPlan, Rules, np.ndarray]:
+def settle(plain: Rules, plan: MarkPlan) -> tuple[MarkPlan, Rules, Bools]:
     """Return the part of a plan that is right, with none but the copies that it needs.
 
     ``plain`` are the rules of the network without copies. Returned besides are the rules of the

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import Collection, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Collection, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
 from memonger.graph.forward import Entry, ForwardGraph
+
+if TYPE_CHECKING:
+    from memonger.support.types import Doubles, Int64s
 
 EXPONENTS = (0.0, 0.35, 1.0)
 POWERS = (1.0, 1.5, 2.0)
@@ -28,7 +31,7 @@ class Cut(NamedTuple):
         return tuple(sorted({a for a, _ in self.entries}))
 
 
-def _results(graph: ForwardGraph) -> np.ndarray:
+def _results(graph: ForwardGraph) -> Int64s:
     """Return maker, output, last reader and bytes of the results that operators read, (4, n)."""
     last = {entry: i for i, node in enumerate(graph.nodes) for entry in node.inputs}
     entries = sorted(entry for entry in last if not graph.nodes[entry[0]].is_variable)
@@ -36,7 +39,7 @@ def _results(graph: ForwardGraph) -> np.ndarray:
     return np.array(results, dtype=np.int64).reshape(-1, 4).T
 
 
-def _alive(graph: ForwardGraph, results: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+def _alive(graph: ForwardGraph, results: Int64s, weights: Int64s | None) -> Doubles:
     """Sum up the weights (by default 1) of the results that are alive after each node."""
     maker, _, last, _ = results
     change = [np.bincount(nodes, weights, len(graph.nodes)) for nodes in (maker, last)]

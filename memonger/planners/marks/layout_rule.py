@@ -13,12 +13,17 @@ difference is kept. Such networks get no saved identities.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from memonger.costs.layouts import NOT_IN_PLACE, PLAIN, LayoutArrays, find_layouts, find_mattering
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.training import TrainingGraph
 from memonger.support.kernels import Struct, compiled
+
+if TYPE_CHECKING:
+    from memonger.support.types import Bools, Int32s, Int64s
 
 _ANY = -1  # instead of a layout, where numbers do not depend on it
 
@@ -67,10 +72,10 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
 def _may_change(
     training: TrainingGraph,
     layouts: LayoutArrays,
-    order: np.ndarray,
-    read_layout: np.ndarray,
-    entries: np.ndarray,
-    matters: np.ndarray,
+    order: Int32s,
+    read_layout: Int64s,
+    entries: Int32s,
+    matters: Bools,
 ) -> bool:
     """Return whether some layout that matters depends on what is in place."""
     t = training.arrays

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from typing import Iterable, Sequence
+from typing import TYPE_CHECKING, Iterable, Sequence
 
 import numpy as np
 
@@ -44,6 +44,9 @@ from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import Struct, compiled
+
+if TYPE_CHECKING:
+    from memonger.support.types import Bools
 
 
 class Rules:
@@ -118,9 +121,7 @@ class Rules:
                 reasons[i] = reason
         return reasons
 
-    def _arrays(
-        self, training: TrainingGraph, layouts: LayoutRule, tolerant: np.ndarray
-    ) -> RuleArrays:
+    def _arrays(self, training: TrainingGraph, layouts: LayoutRule, tolerant: Bools) -> RuleArrays:
         return RuleArrays(
             arrays=training.arrays,
             facts=_facts_of(training),
@@ -132,7 +133,7 @@ class Rules:
             layouts=layouts,
         )
 
-    def _tolerant(self) -> np.ndarray:
+    def _tolerant(self) -> Bools:
         """Return for each node whether it may be recomputed although nobody reads it then."""
         graph, mkldnn = self.graph, self.trainings[0].settings.mkldnn
         native = set(self.native(self.allowed))
@@ -144,7 +145,7 @@ class Rules:
             tolerant[i] = tolerates_unread(node.op, attrs, dtypes, self.targets, mkldnn)
         return tolerant
 
-    def native(self, mask: np.ndarray) -> list[int]:
+    def native(self, mask: Bools) -> list[int]:
         """List the recomputed nodes that must not run cuDNN's kernel.
 
         cuDNN's BatchNorm moves its running mean and variance in the forward pass, so a recomputed
@@ -169,11 +170,11 @@ class Rules:
         rules.arrays = [arrays.replace(fusible=UNFUSED) for arrays in self.arrays]
         return rules
 
-    def replay(self, mask: np.ndarray) -> Replay:
+    def replay(self, mask: Bools) -> Replay:
         """Replay what MXNet plans where these nodes are recomputed; fused, where it fuses."""
         return (replay_fused if self.fuses else replay)(self.trainings[0], mask)
 
-    def apply(self, mask: np.ndarray) -> np.ndarray:
+    def apply(self, mask: Bools) -> Bools:
         """Return the part of a plan that is right: a copy of ``mask`` with less recomputed."""
         mask = np.array(mask, dtype=np.bool_)
         while True:
@@ -192,17 +193,15 @@ class NoRules(Rules):
         kept = [i for i, op in enumerate(ops) if op == "Dropout" or op in UNTOUCHED]
         return dict.fromkeys(kept, "MXNet never recomputes it")
 
-    def _arrays(
-        self, training: TrainingGraph, layouts: LayoutRule, tolerant: np.ndarray
-    ) -> RuleArrays:
+    def _arrays(self, training: TrainingGraph, layouts: LayoutRule, tolerant: Bools) -> RuleArrays:
         arrays = super()._arrays(training, NO_RULE, tolerant)
         bare: RuleArrays = arrays.replace(fusion=False, same=np.arange(len(self.allowed)))
         return bare
 
-    def _tolerant(self) -> np.ndarray:
+    def _tolerant(self) -> Bools:
         return np.ones(len(self.allowed), dtype=np.bool_)
 
-    def native(self, mask: np.ndarray) -> list[int]:
+    def native(self, mask: Bools) -> list[int]:
         return []
 
 

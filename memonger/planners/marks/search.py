@@ -21,18 +21,21 @@ operators alone, not on the machine's cores.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
 import numpy as np
 
 from memonger.graph.forward import Insertion, KeptCopy
-from memonger.planners.annealing import Cooling, empty_archive, empty_memo
+from memonger.planners.annealing import Archive, Cooling, empty_archive, empty_memo
 from memonger.planners.candidates import Candidate, MarkPlan, by_memory, not_dominated
 from memonger.planners.marks.copies import cuts_behind_copies, settle
 from memonger.planners.marks.cuts import Cut, spread_cuts
 from memonger.planners.marks.rules import RuleArrays, Rules
 from memonger.support.kernels import Struct, compiled
 from memonger.support.parallel import Threads
+
+if TYPE_CHECKING:
+    from memonger.support.types import Bools, Doubles, Int8s, Int64s
 
 HARD = 1e30  # the price of a byte above a limit that must be kept
 SEED = 73  # of eighteen that were tried, one that is good for small and for large networks
@@ -104,12 +107,12 @@ EFFORT = Effort()
 class NodeTimes(NamedTuple):
     """Seconds that each node takes, and its gradient; the bytes that it reads and writes."""
 
-    forward: np.ndarray
-    gradient: np.ndarray
-    moved_bytes: np.ndarray
+    forward: Doubles
+    gradient: Doubles
+    moved_bytes: Int64s
 
 
-def costly(seconds: np.ndarray, moved_bytes: np.ndarray) -> np.ndarray:
+def costly(seconds: Doubles, moved_bytes: Int64s) -> Bools:
     """Return for each node whether it takes longer than moving what it reads and writes would."""
     busy = (moved_bytes > 0) & (seconds > 0)
     if not busy.any():
@@ -121,7 +124,7 @@ def costly(seconds: np.ndarray, moved_bytes: np.ndarray) -> np.ndarray:
 
 def recomputation_times(
     times: NodeTimes, insertion: Insertion
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[Doubles, Bools, Int64s, Int64s, Doubles]:
     """Return the times of a network with saved identities: the last five fields of `Space`.
 
     What is inserted behind a recomputed node takes no time: nobody reads it then, so MXNet computes
@@ -274,11 +277,11 @@ class MarkSearch:
         mask = self._mask(state)
         return MarkPlan(mask[self.insertion.new_index], self.insertion.needed(mask))
 
-    def _mask(self, state: Candidate) -> np.ndarray:
-        mask: np.ndarray = compiled.read_state(self.space, state.plan)[0]
+    def _mask(self, state: Candidate) -> Bools:
+        mask: Bools = compiled.read_state(self.space, state.plan)[0]
         return mask
 
-    def _record(self, state: np.ndarray) -> Candidate:
+    def _record(self, state: Int8s) -> Candidate:
         """Evaluate and archive a state."""
         pool, seconds = compiled.evaluate_state(self.space, state)
         compiled.record(self.archive, pool, seconds, state)
@@ -293,7 +296,7 @@ class MarkSearch:
         """
         tries = int(self.tries * part) // len(jobs)
 
-        def work(k: int, done: np.ndarray) -> Any:
+        def work(k: int, done: Int64s) -> tuple[Int8s, Archive]:
             start, goal, (hot, cold), unit = jobs[k]
             most_bytes, shape = self.archive.most_bytes, start.plan.shape
             archive = empty_archive(most_bytes, self.effort.sizes, shape, np.int8)

@@ -7,7 +7,7 @@ time, and the plan that it finds shows what fusion costs.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -28,12 +28,16 @@ from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.search import Effort, MarkSearch, NodeTimes, price_plan
 from memonger.support.parallel import Threads
 
+if TYPE_CHECKING:
+    from memonger.support.types import Bools
+
+    Cost = Callable[[Bools], int]  # the bytes that a mask of recomputed nodes costs
+
 NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
 NO_PLAN = "no plan"
 UNFUSED_SHARE = 0.4  # of the time of a search with fusion: what the one without takes
 
 Times = Callable[[Rules], NodeTimes]
-Cost = Callable[[np.ndarray], int]  # the bytes that a mask of recomputed nodes costs
 
 
 def smallest(
@@ -203,4 +207,4 @@ def _minimised(
 def _count_flops(rules: Rules) -> NodeTimes:
     """Return operations instead of seconds, for a search that compares no times."""
     flops = count_forward_flops(rules.graph).astype(np.float64)
-    return NodeTimes(flops, 0 * flops, 0 * flops)
+    return NodeTimes(flops, 0 * flops, np.zeros(len(flops), dtype=np.int64))

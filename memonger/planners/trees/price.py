@@ -8,7 +8,7 @@ node, so that a search can evaluate thousands of schedules.
 from __future__ import annotations
 
 import sys
-from typing import Sequence
+from typing import TYPE_CHECKING, Sequence
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from memonger.planners.trees.trees import Steps
 from memonger.schedules.nodes import NodeVariants
 from memonger.schedules.training_step import Parts
 from memonger.support.kernels import Struct, compiled
+
+if TYPE_CHECKING:
+    from memonger.support.types import Doubles, Int32s, Int64s
 
 #: Operators whose results are worth saving where others are recomputed.
 COSTLY_OPERATORS = frozenset(
@@ -49,7 +52,7 @@ class Limits(Struct):
     by_work: bool
 
 
-def make_problem(parts: Parts, weights: np.ndarray | None = None) -> Problem:
+def make_problem(parts: Parts, weights: Doubles | None = None) -> Problem:
     """Make the arrays of a network; ``weights``: the work of each node, in any unit (or FLOPs)."""
     node = np.array(parts.work.operators, dtype=np.int32)
     steps = _steps(parts, node, weights)
@@ -64,11 +67,11 @@ def make_problem(parts: Parts, weights: np.ndarray | None = None) -> Problem:
     )
 
 
-def _steps(parts: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
+def _steps(parts: Parts, node: Int32s, weights: Doubles | None) -> Steps:
     workload, graph, count = parts.work, parts.work.training.graph, len(node)
     position = positions_of_nodes(node, len(graph.nodes))
 
-    def join_lists(lists: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def join_lists(lists: Sequence[Sequence[int]]) -> tuple[Int32s, Int32s, Int64s]:
         start, nodes = join([lists[x] for x in node])
         return start.astype(np.int32), position[nodes], np.repeat(np.arange(count), np.diff(start))
 
@@ -100,14 +103,14 @@ def _steps(parts: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
     )
 
 
-def positions_of_nodes(node: np.ndarray, nodes: int) -> np.ndarray:
+def positions_of_nodes(node: Int32s, nodes: int) -> Int32s:
     """Return the position of each of so many forward nodes, -1 where it never runs."""
     position = np.full(nodes, -1, dtype=np.int32)
     position[node] = np.arange(len(node))
     return position
 
 
-def price_tree(problem: Problem, tree: np.ndarray, most_work: float) -> tuple[int, float] | None:
+def price_tree(problem: Problem, tree: Int32s, most_work: float) -> tuple[int, float] | None:
     """Return the bytes and the work of a tree; None if it takes more work.
 
     The bytes are the most that are alive at once by its schedule, beside outputs and gradients.

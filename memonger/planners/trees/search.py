@@ -22,7 +22,7 @@ import itertools
 import math
 import sys
 from dataclasses import dataclass, replace
-from typing import Callable, Sequence
+from typing import TYPE_CHECKING, Callable, Sequence
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from memonger.schedules.training_step import Parts
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 from memonger.support.parallel import Threads
+
+if TYPE_CHECKING:
+    from memonger.support.types import Doubles, Int32s, Int64s
 
 NO_RECOMPUTATION = "no recomputation"  # the origin of the schedule that runs nothing again
 SEARCHED = "searched schedule"
@@ -98,7 +101,7 @@ class ScheduleSearch:
         workload: Workload,
         patience: float = 1.0,
         progress: Callable[[float], None] | None = None,
-        weights: np.ndarray | None = None,
+        weights: Doubles | None = None,
         parts: Parts | None = None,
     ) -> None:
         self.workload, self.patience, self.effort = workload, patience, EFFORT
@@ -174,7 +177,7 @@ class ScheduleSearch:
         work = self.problem.steps.work[self._position[schedule.forwards]].sum()
         return Candidate(alive, float(work) / self.one_pass, schedule, origin)
 
-    def schedule(self, tree: np.ndarray) -> Schedule:
+    def schedule(self, tree: Int32s) -> Schedule:
         """Make the schedule of a tree."""
         _, run = compiled.unroll(self.problem.steps, tree, np.inf, sys.maxsize)
         node = self.problem.node
@@ -232,12 +235,12 @@ class ScheduleSearch:
         return self._trees[first:]
 
     def _evaluated(
-        self, trees: Sequence[np.ndarray], most_work: float, share: float = 0.0
+        self, trees: Sequence[Int32s], most_work: float, share: float = 0.0
     ) -> list[Candidate]:
         """Evaluate initial solutions within a limit of work, a group of their own."""
         group = str(next(self._groups))
 
-        def evaluated(tree: np.ndarray, steps: np.ndarray) -> Candidate | None:
+        def evaluated(tree: Int32s, steps: Int64s) -> Candidate | None:
             steps[0] += 1
             price = None if self.interrupted else price_tree(self.problem, tree, most_work)
             return price and Candidate(*price, tree, group)
@@ -299,7 +302,7 @@ class ScheduleSearch:
             return list(starts)
         tries, heat = max(1, int(all_tries / len(starts))), self.effort.temperatures
 
-        def job(k: int, done: np.ndarray) -> list[Candidate]:
+        def job(k: int, done: Int64s) -> list[Candidate]:
             start, limit, (hot, cold) = starts[k], limits[k], heat[k % len(heat)]
             largest = limit.most_bytes if limit.by_work else start.pool_bytes
             archive = empty_archive(largest, SIZES, (MOST_NODES * self.count + 2, 2), np.int32)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from memonger.planners.trees.price import Problem
 from memonger.planners.trees.trees import ALIVE, COSTLY, LAZY, LEAF, binomial_tree, fewest_states
 from memonger.schedules.training_step import Parts
 from memonger.support.kernels import compiled, constant
+
+if TYPE_CHECKING:
+    from memonger.support.types import Bools, Doubles, Floats, Int32s, Int64s
 
 EXPONENTS = (0.75, 0.5, 0.35, 0.2)  # of a tensor's bytes; the first serves most networks
 SCALES = 4  # of memory, each closer to the least that is possible
@@ -53,13 +56,13 @@ class Tensors:
     again to the gradient of the operator ``wanted``. Gradients are alive down to ``start``.
     """
 
-    start: np.ndarray
-    stop: np.ndarray
-    wanted: np.ndarray  # the first whose gradient reads it (the number of operators for none)
-    nbytes: np.ndarray
-    in_place: np.ndarray  # of each position whether something may be written in place there
+    start: Int64s
+    stop: Int64s
+    wanted: Int64s  # the first whose gradient reads it (the number of operators for none)
+    nbytes: Doubles
+    in_place: Bools  # of each position whether something may be written in place there
 
-    def saved(self, size: np.ndarray, taken: np.ndarray, freed: np.ndarray) -> np.ndarray:
+    def saved(self, size: Doubles, taken: Int64s, freed: Int64s) -> Doubles:
         """Return the size that is written in place at each position."""
         count, apart = len(self.in_place), taken != freed
         freed_size = np.bincount(freed[apart], size[apart], count)
@@ -70,23 +73,23 @@ class Tensors:
 class Sizes:
     """Sizes of tensors, bytes raised to an exponent."""
 
-    result: np.ndarray  # of each result
-    in_place: np.ndarray  # by position, of those written in place
-    backward: np.ndarray  # of the gradients alive while the gradient of each position runs
-    passing: np.ndarray  # of those alive before it
+    result: Doubles  # of each result
+    in_place: Doubles  # by position, of those written in place
+    backward: Doubles  # of the gradients alive while the gradient of each position runs
+    passing: Doubles  # of those alive before it
 
 
 @dataclass(frozen=True)
 class Segments:
     """Sizes of segments, [s, t] from boundary s to boundary t."""
 
-    bounds: np.ndarray
-    kept: np.ndarray  # (flag, s, t): what is saved while what is right of it is processed
-    highest: np.ndarray  # the most while its operators run forward
-    leaf: np.ndarray  # the most in a base case
-    gradients: np.ndarray  # (t,): those alive at a boundary
-    work: np.ndarray  # of running its operators forward
-    recomputed: np.ndarray  # (flag, s, t): work of a base case
+    bounds: Int64s
+    kept: Doubles  # (flag, s, t): what is saved while what is right of it is processed
+    highest: Doubles  # the most while its operators run forward
+    leaf: Doubles  # the most in a base case
+    gradients: Doubles  # (t,): those alive at a boundary
+    work: Floats  # of running its operators forward
+    recomputed: Floats  # (flag, s, t): work of a base case
 
 
 class Table:
@@ -102,7 +105,7 @@ class Table:
                 divided[s] = table.work
         leaf, highest = np.ceil(outer.leaf / unit - 1e-9), outer.highest / unit
         gradients = outer.gradients / unit
-        self.work: np.ndarray
+        self.work: Floats
         self.work, choice = compiled.least_work(
             self.kept, highest, leaf, gradients, outer.work, outer.recomputed, divided
         )
@@ -138,7 +141,7 @@ class InitialTrees:
         r, size = self.results, self.results.nbytes ** EXPONENTS[0]
         self.alive = _alive(r.start + 1, r.stop, size, self.count)
 
-    def candidate_cuts(self, lo: int, hi: int, most: int) -> np.ndarray:
+    def candidate_cuts(self, lo: int, hi: int, most: int) -> Int64s:
         """Choose about ``most`` boundaries between two, where little is alive, and add these two.
 
         All of them if they are few; otherwise local minima, of these the deepest (the local minima
@@ -156,19 +159,19 @@ class InitialTrees:
             inside = np.union1d(low, rest)
         return np.concatenate([[lo], inside, [hi]])
 
-    def _minima(self, bounds: np.ndarray) -> np.ndarray:
+    def _minima(self, bounds: Int64s) -> Int64s:
         alive = np.concatenate([[np.inf], self.alive[bounds], [np.inf]])
         return bounds[(alive[1:-1] <= alive[:-2]) & (alive[1:-1] < alive[2:])]
 
-    def _least_of_stretches(self, bounds: np.ndarray, most: int) -> np.ndarray:
+    def _least_of_stretches(self, bounds: Int64s, most: int) -> Int64s:
         if len(bounds) <= most:
             return bounds
         stretches = np.array_split(bounds, most) if most else []
         return np.array([part[np.argmin(self.alive[part])] for part in stretches], dtype=np.int64)
 
-    def binomial(self, repeats: Iterable[int]) -> list[np.ndarray]:
+    def binomial(self, repeats: Iterable[int]) -> list[Int32s]:
         """Make the binomial trees that run an operator at most so often, for each of these."""
-        trees: dict[bytes, np.ndarray] = {}
+        trees: dict[bytes, Int32s] = {}
         for stride in STRIDES:
             bounds = self.candidate_cuts(0, self.count, self.count // stride)
             steps = len(bounds) - 1
@@ -179,7 +182,7 @@ class InitialTrees:
                 trees[tree.tobytes()] = tree
         return list(trees.values())
 
-    def flat(self) -> list[np.ndarray]:
+    def flat(self) -> list[Int32s]:
         """Make lazy trees of one level (Chen et al. 2016), of few long segments to many short ones.
 
         What is saved at a cut is gone once the segment behind it has been processed. Earlier
@@ -201,7 +204,7 @@ class InitialTrees:
         """Return how many lists of trees `dynamic` makes at most."""
         return len(self.exponents) * _scales(most_work)
 
-    def dynamic(self, most_work: float | None, most: int) -> Iterator[list[np.ndarray]]:
+    def dynamic(self, most_work: float | None, most: int) -> Iterator[list[Int32s]]:
         """Make trees by dynamic programming: of the whole frontier, or those about a limit of work.
 
         Segments between neighbouring candidate cuts are divided further, at cuts of their own. It
@@ -252,7 +255,7 @@ class InitialTrees:
             passing=_alive(g.start + 1, g.stop, gradient, count + 1),
         )
 
-    def _segments(self, bounds: np.ndarray, sizes: Sizes) -> Segments:
+    def _segments(self, bounds: Int64s, sizes: Sizes) -> Segments:
         """Compute the sizes of all segments between these boundaries."""
         lo, hi = int(bounds[0]), int(bounds[-1])
         r, inside = self.results, slice(*np.searchsorted(self.results.start, [lo, hi]))
@@ -296,16 +299,14 @@ def _scales(most_work: float | None) -> int:
     return SCALES if most_work is None else NEAR_SCALES
 
 
-def _alive(start: np.ndarray, stop: np.ndarray, size: np.ndarray, count: int) -> np.ndarray:
+def _alive(start: Int64s, stop: Int64s, size: Doubles, count: int) -> Doubles:
     """Sum up the sizes of what is alive, both ends included, at each of ``count`` positions."""
     change = np.bincount(start, size, count + 2)
     change -= np.bincount(stop + 1, size, count + 2)
-    return np.cumsum(change)[:count]
+    return np.cumsum(change, dtype=np.float64)[:count]
 
 
-def _inside(
-    bounds: np.ndarray, maker: np.ndarray, after: np.ndarray, until: np.ndarray, size: np.ndarray
-) -> np.ndarray:
+def _inside(bounds: Int64s, maker: Int64s, after: Int64s, until: Int64s, size: Doubles) -> Doubles:
     """Sum up what is made in each segment, [s, t], and alive after its end.
 
     That is where after < bounds[t] <= until.

@@ -16,11 +16,15 @@ from __future__ import annotations
 
 import functools
 from math import comb
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import Struct, constant
+
+if TYPE_CHECKING:
+    from memonger.support.types import Int32s
 
 LEAF = constant("LEAF")  # instead of a cut: the segment is not divided
 LAZY = constant("LAZY")  # the flag of a lazy leaf
@@ -45,7 +49,7 @@ def fewest_states(steps: int, repeats: int) -> int:
     return states
 
 
-def binomial_tree(steps: int, states: int) -> np.ndarray:
+def binomial_tree(steps: int, states: int) -> Int32s:
     """Make the binomial schedule of a chain of equal steps: the one with the fewest forward steps.
 
     Also known as treeverse (Griewank 1992) and Revolve (Griewank and Walther 2000, ACM TOMS 26(1),
