@@ -52,7 +52,7 @@ Bytes anneal(
         Bytes new = search->change(memory, search, &random, now);
         while (uniform(&random) < MORE)
             new = search->change(memory, search, &random, new);
-        if (is_same(new, now))
+        if (search->skips_unchanged && is_same(new, now))
             continue;
         /* The most that the next state may cost (Metropolis); the temperature falls. */
         double draw = uniform(&random), progress = (double)k / (double)cooling->tries;

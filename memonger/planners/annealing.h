@@ -44,6 +44,7 @@ struct Search {
     bool (*price)(
         Memory *memory, const Search *search, Bytes state, double most, const Memo *memo,
         Price *price);
+    bool skips_unchanged;     /* a state that is not changed takes no draw */
     const void *space, *goal; /* of the two functions */
     int64_t room;             /* the bytes of the longest state */
 };

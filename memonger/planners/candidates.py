@@ -31,13 +31,14 @@ class MarkPlan(NamedTuple):
     copies: tuple[KeptCopy, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)  # type: ignore[misc]  # of ``plan``
-class Candidate:
+@dataclass(frozen=True, eq=False)
+class Candidate:  # type: ignore[misc]  # of ``plan``
     """A plan that a search has found, and what it costs."""
 
     pool_bytes: int  # as the search counts them
     time: float  # that it adds to a step, or all its work; the unit is the search's
-    plan: Any  # a `MarkPlan` or a `Schedule`; within a search, the state or the tree of one
+    #: A `MarkPlan` or a `Schedule`; within a search, the state or the tree of one.
+    plan: Any  # type: ignore[misc]
     origin: str = ""  # the name of the search that found it
     added_time: float | None = None  # as a share of a step without a plan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any, Callable
 
@@ -9,11 +10,13 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 from memonger.costs.replay import replay
 from memonger.graph.operators.recompute import ANYWHERE, targets_of
 from memonger.planners.annealing import Cooling, empty_archive, empty_memo
 from memonger.planners.marks.copies import copies_at, copyable, cuts_behind_copies
-from memonger.planners.marks.cuts import cheap_cuts, spread_cuts
+from memonger.planners.marks.cuts import Weights, cheap_cuts
+from memonger.planners.marks.cuts import golden_section, walk, weigh
 from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.search import (
     Effort,
@@ -35,19 +38,72 @@ from planned import every_cut, rules_of
 pytestmark = pytest.mark.python_differs
 
 
-def test_spread_cuts_divide_a_chain() -> None:
-    """Segments of one group are about equally long, or earlier ones are longer; a layer is cut."""
-    symbol, shapes = networks.chain(200, hidden=8, batch=8)
-    graph = rules_of(symbol, shapes).graph
-    cuts = every_cut(graph)
-    equal, *longer_first = list(spread_cuts(graph, cuts))[:3]
-    assert len(equal) > 8 and {1, 3} <= {len(chosen) for chosen in equal}
-    for chosen in equal:
-        lengths = np.diff([0, *(cuts[k].after for k in chosen), len(graph.nodes)])
-        assert lengths.max() <= 1.6 * len(graph.nodes) / (len(chosen) + 1)
-    for group in longer_first:
-        first, *_, last = np.diff([0, *(cuts[k].after for k in group[8]), len(graph.nodes)])
-        assert first > 1.5 * last
+@st.composite
+def weights(draw: Any) -> Weights:
+    pieces = draw(st.integers(1, 7))
+    number = st.integers(0, 20)
+    each = [draw(number) for _ in range(pieces)]
+    sums = np.cumsum([0.0, *each])
+    below = [draw(number) - draw(st.integers(0, weight)) for weight in each]
+    keep = [0.0, *(float(draw(number)) for _ in range(pieces - 1)), 0.0]
+    return Weights(sums, sums + [0, *below], np.array(keep))
+
+
+def kept(w: Weights, cuts: list[int], limit: float) -> float | None:
+    """What these cuts keep, or None if a piece needs more than the limit."""
+    total, ends = 0.0, [0] + [k + 1 for k in cuts] + [len(w.keep) - 1]
+    for i, j in zip(ends, ends[1:]):
+        if total + w.highest[i + 1 : j + 1].max() - w.until[i] > limit:
+            return None
+        total += w.keep[j]
+    return total
+
+
+@settings(max_examples=300)
+@given(weights(), st.integers(0, 80))
+def test_cheapest_cuts_against_all_sets_of_cuts(w: Weights, limit: int) -> None:
+    every = range(len(w.keep) - 2)
+    sets = itertools.chain.from_iterable(itertools.combinations(every, k) for k in range(7))
+    totals = [kept(w, list(cuts), limit) for cuts in sets]
+    possible = [total for total in totals if total is not None]
+    found, chosen = compiled.cheapest_cuts(w, float(limit))
+    assert found == bool(possible)
+    if found:
+        assert kept(w, list(chosen), limit) == min(possible)
+
+
+def test_golden_section_finds_the_minimum() -> None:
+    asked: list[float] = []
+
+    def cost(x: float) -> float:
+        asked.append(x)
+        return (x - 2.2) ** 2
+
+    golden_section(cost, 0.0, 7.0, 16)
+    assert len(asked) == 16
+    assert min(abs(x - 2.2) for x in asked) < 0.02
+
+
+def test_a_walk_divides_evenly() -> None:
+    w = Weights(np.arange(102.0), np.zeros(102), np.ones(102))
+    for pieces in (2, 5, 10):
+        chosen = walk(w, pieces)
+        assert pieces - 1 <= len(chosen) <= pieces
+        assert np.ptp(np.diff([0] + [k + 1 for k in chosen[: pieces - 1]])) <= 2
+
+
+def test_weights_of_a_chain() -> None:
+    """Gradients read both results of a layer (fc, activation) and the output; few live at once."""
+    symbol, shapes = networks.chain(8, hidden=256, batch=256)
+    rules = rules_of(symbol, shapes)
+    cuts = every_cut(rules.graph)
+    w, squares = weigh(rules.trainings[0], cuts, (1.0, 2.0))
+    tensor = 4 * 256 * 256
+    assert w.until[-1] / tensor == 2 * 8 + 1
+    assert (w.keep[1:-1] >= tensor * 0.9).sum() >= 8
+    besides = w.highest[1:] - w.until[1:]
+    assert besides.max() / tensor <= 4
+    assert squares.until[-1] == pytest.approx(w.until[-1] * tensor, rel=0.01)
 
 
 def unit_times(**told: tuple[float, float]) -> Callable[[Rules], NodeTimes]:
@@ -260,7 +316,7 @@ def test_the_search_tells_what_plans_take() -> None:
     """With all copies in: with those alone that are needed it is as fast, and hardly larger."""
     times = tie_times(7, 30)
     search = search_of(*networks.lstm(steps=6), times)
-    search.minimise(search.spread_cuts(), Phase(4, 1.0, ((0.004, 0.0001),), 0.5))
+    search.minimise(search.cuts_by_size(), Phase(4, 1.0, ((0.004, 0.0001),), 0.5))
     search.speed_up()
     assert any(copy.tie for plan in search.plans() for copy in plan.copies)
     for plan in search.plans():

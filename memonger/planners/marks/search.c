@@ -234,7 +234,7 @@ void anneal_masks(
     Memory *memory, const Space *s, Int8s state, const Goal *goal, const Cooling *cooling,
     const Memo *memo, const Archive *archive, Int64s stop, Int64s done, Int8s *best)
 {
-    Search search = {change_state, price_state, s, goal, state.count};
+    Search search = {change_state, price_state, false, s, goal, state.count};
     Cooling changing = *cooling;
     if (s->after.count + s->flippable.count == 0)
         changing.tries = 0;

@@ -5,8 +5,9 @@ comes after the last cut is not. The search:
 
 1. Where the network may be cut it gets saved identities (``copies``) of operators that would hold
    what they were computed from if they were saved themselves.
-2. Initial solutions: cuts at about equal distances, each where least is saved near there, for
-   several numbers of cuts and ways to measure a distance (as in Chen et al. 2016, algorithm 3).
+2. Initial solutions, with sizes raised to several exponents: dynamic programming over the cuts
+   (those that save least for a limit on the memory between them), for several limits; and the
+   original's walk with a budget between two cuts (Chen et al. 2016, algorithm 3).
 3. Simulated annealing (``search.c``) of the best of them for least memory, a thread each. Saved
    identities that turn out not to be needed are taken out, and it goes on without them.
 4. For the fastest plans: annealing within several limits of memory, a thread each, from the fastest
@@ -29,7 +30,7 @@ from memonger.graph.forward import Insertion, KeptCopy
 from memonger.planners.annealing import Archive, Cooling, empty_archive, empty_memo
 from memonger.planners.candidates import Candidate, MarkPlan, by_memory, not_dominated
 from memonger.planners.marks.copies import cuts_behind_copies, settle
-from memonger.planners.marks.cuts import Cut, spread_cuts
+from memonger.planners.marks.cuts import Cut, Weights, golden_section, walk, weigh
 from memonger.planners.marks.rules import RuleArrays, Rules
 from memonger.support.kernels import Struct, compiled
 from memonger.support.parallel import Threads
@@ -85,6 +86,9 @@ class Effort:
     fast: float = 2.5
     large: int = 10_000
     cuts: int = 600
+    exponents: tuple[float, ...] = (1.0, 0.75, 0.5, 0.35, 0.2)
+    sections: int = 10  # numbers of cuts that are tried by golden section, for each exponent
+    halvings: int = 12  # of the range of the memory between cuts, for each exponent
     phases: tuple[Phase, ...] = (
         Phase(4, 0.3, ((0.004, 0.0002), (0.0015, 0.0001)), 0.0),
         Phase(2, 0.6, ((0.002, 0.0001),), 0.6),
@@ -248,16 +252,36 @@ class MarkSearch:
                     part[kept] = False
                     self._record(compiled.make_state(self.space, part))
 
-    def spread_cuts(self) -> list[Candidate]:
-        """Archive sets of cuts to start from, and return the smallest of each group, sorted."""
-        smallest: dict[bytes, Candidate] = {}
-        for group in spread_cuts(self.rules.graph, self.cuts):
-            states = np.zeros((len(group), len(self.cuts) + self.insertion.node_count), np.int8)
-            for state, chosen in zip(states, group):
-                state[chosen] = True
-            plan = min(map(self._record, states), key=lambda plan: plan.pool_bytes)
-            smallest.setdefault(plan.plan.tobytes(), plan)
-        return sorted(smallest.values(), key=by_memory)
+    def cuts_by_size(self) -> list[Candidate]:
+        """Archive the sets of cuts to start from, and sort them by the bytes that they cost."""
+        candidates: dict[bytes, Candidate] = {}
+        blank = np.zeros(len(self.cuts) + self.insertion.node_count, dtype=np.int8)  # no cuts
+
+        def cost(chosen: Sequence[int]) -> int:
+            state = blank.copy()
+            state[chosen] = True
+            key = state.tobytes()
+            if key not in candidates:
+                candidates[key] = self._record(state)
+            return candidates[key].pool_bytes
+
+        for weights in weigh(self.rules.trainings[0], self.cuts, self.effort.exponents):
+            low, high = 0.0, float(weights.highest.max())
+            for _ in range(self.effort.halvings):
+                limit = (low + high) / 2
+                possible, chosen = compiled.cheapest_cuts(weights, limit)
+                if possible:
+                    high = limit
+                    cost(chosen.tolist())
+                else:
+                    low = limit
+
+            def of_segments(logarithm: float, weights: Weights = weights) -> float:
+                return cost(walk(weights, np.exp(logarithm)))
+
+            most = np.log(max(3, len(self.cuts)))
+            golden_section(of_segments, np.log(2), most, self.effort.sections)
+        return sorted(candidates.values(), key=by_memory)
 
     def add(self, plan: MarkPlan) -> Candidate | None:
         """Archive a plan of the plain network, if it needs none but these saved identities."""

@@ -191,7 +191,7 @@ def _minimised(
     if not rules.allowed.any():
         return search, price_plan(rules, times, nothing)
     *first, last = effort.phases
-    states = search.spread_cuts()
+    states = search.cuts_by_size()
     for phase in first:
         states = search.minimise(states, phase)
     plans = [nothing, search.plan(states[0]), *([] if start is None else [start])]

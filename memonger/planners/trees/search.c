@@ -38,6 +38,6 @@ void anneal_trees(
     const Memo *memo, const Archive *archive, Int64s stop, Int64s done, Int32s *best)
 {
     int64_t room = 2 * (MOST_NODES * b->node.count + 2) * (int64_t)sizeof(int32_t);
-    Search search = {change_state, price_state, b, limits, room};
+    Search search = {change_state, price_state, true, b, limits, room};
     *best = tree_of(anneal(memory, &search, state_of(tree), cooling, memo, archive, stop, done));
 }
