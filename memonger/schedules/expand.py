@@ -30,7 +30,7 @@ from memonger.graph.operators.recorded import (
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph
 from memonger.schedules.layouts import Expected, refusal
-from memonger.schedules.nodes import NodeVariants
+from memonger.schedules.rows import NodeVariants
 from memonger.schedules.schedule import FIRST_TIME, Schedule, Workload
 from memonger.schedules.training_step import (
     Node,
@@ -313,7 +313,7 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
     differently. All others have the same step everywhere, so that they take the memory predicted.
     """
     operations = np.ascontiguousarray(schedule.operations, dtype=np.int32)
-    rows = compiled.connect(parts.variants, compiled.line_up(parts.variants, operations))
+    rows = compiled.make_rows(parts.variants, operations)
     signatures = list(parts.signatures)
     if parts.mkldnn and any(signature.op in ASYNCHRONOUS for signature in signatures):
         step = lay_out_plainly(make_step(parts, rows, signatures))

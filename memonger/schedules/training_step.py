@@ -30,8 +30,7 @@ from memonger.graph.operators.recorded import ASYNCHRONOUS
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import StepGraph, TrainingGraph
 from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
-from memonger.schedules.lifetimes import Lifetimes
-from memonger.schedules.nodes import NodeVariants, Rows
+from memonger.schedules.rows import Lifetimes, NodeVariants, Rows
 from memonger.schedules.schedule import Workload
 from memonger.support.kernels import compiled
 

@@ -6,11 +6,9 @@ int64_t alive_of(Memory *memory, const Problem *b, Int32s operations)
 {
     const NodeVariants *p = &b->variants;
     Memory then = *memory;
-    Int32s line;
     Rows rows;
     Lifetimes lives;
-    line_up(memory, p, operations, &line);
-    connect(memory, p, line, &rows);
+    make_rows(memory, p, operations, &rows);
     int64_t outputs = p->head_row.count, gradients = b->gradients.count / 2;
     Int32s head_row = int32s(memory, outputs + gradients);
     Int32s head_output = int32s(memory, outputs + gradients);

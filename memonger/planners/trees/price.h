@@ -3,7 +3,7 @@
 
 #include "planners/annealing.h"
 #include "planners/trees/trees.h"
-#include "schedules/lifetimes.h"
+#include "schedules/rows.h"
 
 /* A network, ready to be scheduled. */
 typedef struct {

@@ -1,6 +1,6 @@
 """The price of trees: the memory and the work of their schedules, to the byte, in compiled code.
 
-The memory of a schedule is what is alive at once in its training step (``schedules.lifetimes``): it
+The memory of a schedule is what is alive at once in its training step (``schedules.rows``): it
 runs in an arena, where tensors lie so that little more is needed. No Python object is made for a
 node, so that a search can evaluate thousands of schedules.
 """
@@ -16,7 +16,7 @@ from memonger.costs.time.flops import count_forward_flops
 from memonger.graph.arrays import SignatureArrays, join, signature_arrays
 from memonger.planners.annealing import empty_memo
 from memonger.planners.trees.trees import Steps
-from memonger.schedules.nodes import NodeVariants
+from memonger.schedules.rows import NodeVariants
 from memonger.schedules.training_step import Parts
 from memonger.support.kernels import Struct, compiled
 

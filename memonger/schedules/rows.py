@@ -1,4 +1,7 @@
-"""When the tensors of a training step are alive, and which of them lie in the same memory.
+"""The rows of a schedule's training step, and when its tensors are alive, in compiled code.
+
+There is a row for each operator that runs, in the order in which they run. A search makes thousands
+of steps, so there is no Python object for a row.
 
 A *block* is the memory of one tensor, or of several that are computed in place, one over the other:
 by the in-place options that MXNet's planner has (``src/nnvm/plan_memory.cc``). To MXNet each block
@@ -9,6 +12,18 @@ them out they must have the same shape too: it converts a view of an array in bl
 from __future__ import annotations
 
 from memonger.support.kernels import Struct
+
+
+class Rows(Struct):
+    """The nodes of a training step, each after all that it reads."""
+
+
+class NodeVariants(Struct):
+    """The forms in which rows can stand in a network's training steps, whatever the schedule."""
+
+    rows: Rows
+    forward: int
+    again: int
 
 
 class Lifetimes(Struct):

@@ -1,17 +1,83 @@
-#include "schedules/lifetimes.h"
+#include "schedules/rows.h"
 
-/* Finds where the outputs of each row start. */
-static Int32s find_output_starts(Memory *memory, const SignatureArrays *s, const Rows *rows)
+static Int32s filled(Memory *memory, int64_t count, int value)
 {
-    int64_t count = rows->signature.count;
-    Int32s start = int32s(memory, count + 1);
-    start.at[0] = 0;
-    for (int64_t r = 0; r < count; r++) {
-        int32_t k = rows->signature.at[r];
-        start.at[r + 1] =
-            start.at[r] + (int32_t)(s->output_start.at[k + 1] - s->output_start.at[k]);
+    Int32s array = int32s(memory, count);
+    FILL(array.at, value, count);
+    return array;
+}
+
+/* Lists the variants that run, in order: all variables, then those of a schedule. */
+static Int32s line_up(Memory *memory, const NodeVariants *p, Int32s operations)
+{
+    const int32_t *gradient_start = p->operation_start.at;
+    int64_t count = p->variable.count;
+    int32_t again = (int32_t)p->again;
+    for (int64_t e = 0; e < operations.count; e++) {
+        int32_t x = operations.at[e];
+        count += x >= 0 ? 1 : gradient_start[~x + 1] - gradient_start[~x];
     }
-    return start;
+    Int32s line = int32s(memory, count);
+    COPY(line.at, p->variable.at, p->variable.count);
+    Memory then = *memory;
+    bool *has_run = ZEROS(memory, bool, p->forward);
+    int32_t *next = line.at + p->variable.count;
+    for (int64_t e = 0; e < operations.count; e++) {
+        int32_t x = operations.at[e];
+        if (x >= 0) {
+            *next++ = has_run[x] ? x + again : x;
+            has_run[x] = true;
+            continue;
+        }
+        for (int32_t q = gradient_start[~x]; q < gradient_start[~x + 1]; q++)
+            *next++ = p->operation_row.at[q];
+    }
+    give_back(memory, then);
+    return line;
+}
+
+void make_rows(Memory *memory, const NodeVariants *p, Int32s operations, Rows *rows)
+{
+    const Rows *m = &p->rows;
+    Int32s line = line_up(memory, p, operations);
+    int32_t count = (int32_t)line.count;
+    int64_t variants = m->signature.count;
+    int32_t reads = 0;
+    for (int64_t row = 0; row < count; row++)
+        reads += m->read_start.at[line.at[row] + 1] - m->read_start.at[line.at[row]];
+    Rows new = {
+        .signature = int32s(memory, count),
+        .source = int32s(memory, count),
+        .time = filled(memory, count, -1),
+        .read_start = int32s(memory, count + 1),
+        .read_row = int32s(memory, reads),
+        .read_output = int32s(memory, reads),
+        .first = filled(memory, variants, -1),
+        .latest = filled(memory, variants, -1),
+    };
+    Memory then = *memory;
+    int32_t *runs = ZEROS(memory, int32_t, p->forward);
+    reads = 0;
+    for (int32_t row = 0; row < count; row++) {
+        int32_t k = line.at[row];
+        int32_t y = m->source.at[k] >= 0 ? m->source.at[k] : k; /* the variant that it stands for */
+        new.signature.at[row] = m->signature.at[k];
+        new.source.at[row] = m->source.at[k];
+        new.read_start.at[row] = reads;
+        for (int32_t j = m->read_start.at[k]; j < m->read_start.at[k + 1]; j++) {
+            int32_t x = m->read_row.at[j];
+            new.read_row.at[reads] = x >= 0 ? new.latest.at[x] : new.first.at[~x];
+            new.read_output.at[reads++] = m->read_output.at[j];
+        }
+        if (m->time.at[k] == 0)
+            new.time.at[row] = runs[y]++;
+        new.latest.at[y] = row;
+        if (new.first.at[y] < 0)
+            new.first.at[y] = row;
+    }
+    new.read_start.at[count] = reads;
+    *rows = new;
+    give_back(memory, then);
 }
 
 /* Returns whether a read holds memory; then ``entry`` is what is read. */
@@ -39,14 +105,17 @@ int64_t lifetimes(
     Int32s head_output, int64_t outputs, bool views, Lifetimes *result)
 {
     int64_t count = rows->signature.count;
-    Int32s output_start = find_output_starts(memory, s, rows);
-    int64_t tensors = output_start.at[count];
+    int32_t *first = ZEROS(memory, int32_t, count + 1); /* where the outputs of each row start */
+    for (int64_t r = 0; r < count; r++) {
+        const int64_t *output = s->output_start.at + rows->signature.at[r];
+        first[r + 1] = first[r] + (int32_t)(output[1] - output[0]);
+    }
+    int64_t tensors = first[count];
     Lifetimes lives = {
         int32s(memory, tensors), int32s(memory, tensors), int32s(memory, tensors),
         int64s(memory, tensors), {ZEROS(memory, bool, tensors), tensors},
     };
     Memory then = *memory;
-    const int32_t *first = output_start.at;
     int32_t *block = lives.block.at, *start = lives.start.at, *stop = lives.stop.at;
     int32_t *reads = ZEROS(memory, int32_t, tensors); /* of each output */
     int32_t *pending = NEW(memory, int32_t, tensors); /* reads of each block that are to come */
