@@ -13,7 +13,7 @@ network does without, and numbers depend on it, an operator is inserted (`traini
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from memonger.graph.operators.layouts import AXES, LAYOUT_AWARE
 from memonger.graph.training import StepGraph
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
+
+if TYPE_CHECKING:
+    from memonger.support.types import Bools, Int32s, Int64s
 
 BEFORE, AFTER, HOLD = "before", "after", "hold"  # a row: HOLD reads an input after it
 ANY = -1  # instead of a layout that is wanted
@@ -56,7 +59,7 @@ class Expected:
         self.added = rows[self.place[entries[t.read_start[rows] + 1]] == ADDED]
         self.matters = mkldnn.find_mattering(training, layouts, unplanned.order, entries)
 
-    def differences(self, step: Replay, source: np.ndarray) -> dict[int, list[Insert]]:
+    def differences(self, step: Replay, source: Int32s) -> dict[int, list[Insert]]:
         """Return what to insert at each row of a training step for its layouts to be as expected.
 
         Layouts after an insertion are followed as if it were there. ``source`` is as in `Rows`.
@@ -96,12 +99,12 @@ class Expected:
         return inserts
 
 
-def _counterparts(start: np.ndarray, old_start: np.ndarray, source: np.ndarray) -> list[np.ndarray]:
+def _counterparts(start: Int32s, old_start: Int32s, source: Int32s) -> tuple[Int64s, Int64s, Bools]:
     """Return of all that rows own the row, the same of the row that it stands for, and if any."""
     place, row = gather(start, np.arange(len(source)))
     old = old_start[source[row]] + place - start[row]
     inside = (source[row] >= 0) & (old < old_start[source[row] + 1])
-    return [row, np.where(inside, old, 0), inside]
+    return row, np.where(inside, old, 0), inside
 
 
 def _lay_out(step: StepGraph, row: int, k: int, plain: bool, have: int, usual: int) -> list[Insert]:

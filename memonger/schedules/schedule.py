@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import Iterable
+from typing import TYPE_CHECKING, Iterable
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from memonger.graph.operators.recompute import why_kept
 from memonger.graph.operators.recorded import ASYNCHRONOUS
 from memonger.graph.training import TrainingGraph
 from memonger.support.errors import MemongerError
+
+if TYPE_CHECKING:
+    from memonger.support.types import Bools, Int32s, Int64s
 
 #: Outputs that a gradient reads from the first time that the operator ran, however often it runs:
 #: the mask of a Dropout, and statistics that are small, so that nothing is run again for them.
@@ -31,9 +34,9 @@ FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
 class Schedule:
     """What one training step runs, in order."""
 
-    #: int32. ``x``: operator x (a node of the ForwardGraph) runs, for the first time or again;
+    #: ``x``: operator x (a node of the ForwardGraph) runs, for the first time or again;
     #: ``~x`` (negative): the gradient of operator x runs.
-    operations: np.ndarray
+    operations: Int32s
 
     @staticmethod
     def of(operations: Iterable[int]) -> Schedule:
@@ -41,11 +44,11 @@ class Schedule:
         return Schedule(np.fromiter(operations, dtype=np.int32))
 
     @property
-    def forwards(self) -> np.ndarray:
+    def forwards(self) -> Int32s:
         """The operators that run, in order."""
         return self.operations[self.operations >= 0]
 
-    def recomputed(self, nodes: int) -> np.ndarray:
+    def recomputed(self, nodes: int) -> Int64s:
         """Count how often each of so many nodes runs again."""
         return np.maximum(np.bincount(self.forwards, minlength=nodes) - 1, 0)
 
@@ -61,7 +64,7 @@ class Workload:
     #: Of each node the operators whose latest result its gradient reads, each once. What it reads
     #: of the first time (`FIRST_TIME`) is held until then, whatever the schedule.
     reads: tuple[tuple[int, ...], ...]
-    once: np.ndarray  # bool: whether each node must not run again; Dropout may, as its mask is kept
+    once: Bools  # whether each node must not run again; Dropout may, as its mask is kept
 
 
 def workload(training: TrainingGraph, until: int | None = None) -> Workload:
@@ -72,12 +75,11 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
     nodes, t = training.graph.nodes, training.arrays
     n, variable = t.forward, t.variable
     for x, why in training.unobserved.items():
-        if nodes[x].op in ASYNCHRONOUS:  # autograd calls its Python code
-            continue
-        raise MemongerError(
-            f"node {nodes[x].name!r} ({nodes[x].op}) cannot be part of a schedule: {why}; "
-            "how='marks' can plan this network"
-        )
+        if nodes[x].op not in ASYNCHRONOUS:  # autograd calls the Python code of those
+            raise MemongerError(
+                f"node {nodes[x].name!r} ({nodes[x].op}) cannot be part of a schedule: {why}; "
+                "how='marks' can plan this network"
+            )
     operators = tuple(int(x) for x in t.first if not variable[x])
     if not operators:
         raise MemongerError("the network has no operators, so there is nothing to schedule")
@@ -143,18 +145,16 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
     order: list[int] = []
     following = 0  # gradient
     for x in (*schedule.operations.tolist(), *(~x for x in work.gradients[-1:])):
-        if x >= 0:
-            order.append(x)
-        else:
-            due = work.gradients[following : place.get(~x, -1) + 1]
-            order += [~x for x in due]
-            following += len(due)
-    first = {x: k for k, x in reversed(list(enumerate(order)))}
+        due = [] if x >= 0 else work.gradients[following : place.get(~x, -1) + 1]
+        order += [x] if x >= 0 else [~gradient for gradient in due]
+        following += len(due)
+    backwards = list(enumerate(order))[::-1]
+    first = {x: k for k, x in backwards}
     needed: set[int] = set()
     kept: list[int] = []
-    for k, x in reversed(list(enumerate(order))):
+    for k, x in backwards:
         if first[x] == k or x in needed:
             kept.append(x)
             needed.discard(x)
             needed.update(work.reads[~x] if x < 0 else work.inputs[x])
-    return Schedule.of(reversed(kept))
+    return Schedule.of(kept[::-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from memonger.graph.arrays import (
 )
 from memonger.graph.forward import Entry
 from memonger.graph.operators.gradients import ZEROS
+from memonger.graph.operators.inplace import Options
 from memonger.graph.operators.layouts import AXES
 from memonger.graph.operators.recorded import ASYNCHRONOUS
 from memonger.graph.operators.tensors import Tensor
@@ -33,6 +34,9 @@ from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
 from memonger.schedules.rows import Lifetimes, NodeVariants, Rows
 from memonger.schedules.schedule import Workload
 from memonger.support.kernels import compiled
+
+if TYPE_CHECKING:
+    from memonger.support.types import Int32s, Int64s
 
 Reads = Sequence[Entry]
 
@@ -105,7 +109,14 @@ class Nodes:
         """Return shape and type of an output."""
         return self.signatures.all[self.all[entry[0]].signature].tensors[entry[1]]
 
-    def rows(self, first: Any = (), latest: Any = ()) -> Rows:
+    def read_more(self, row: int, entries: Iterable[Entry], options: Options = ()) -> None:
+        """Make a node read these too, with more in-place options."""
+        node = self.all[row]
+        signature, reads = self.signatures.all[node.signature], [*node.reads, *entries]
+        more = signature._replace(inputs=len(reads), options=(*signature.options, *options))
+        self.all[row] = node._replace(signature=self.signatures.add(more), reads=reads)
+
+    def rows(self, first: Int32s | Reads = (), latest: Int32s | Reads = ()) -> Rows:
         """Make rows of the nodes; ``first`` and ``latest`` as in `Rows`."""
         *fields, reads = zip(*self.all)
         lists = *fields, *join_columns(reads, 2), first, latest
@@ -129,11 +140,17 @@ class TrainingStep(StepGraph):
     heads: list[Entry]  # the outputs of the network, then the gradients that the caller gets
     #: Of each argument that gets one: the row and the output of its gradient; None: zeros.
     gradients: tuple[Entry | None, ...]
+    alive: Lifetimes  # when all blocks are alive
 
     @property
     def training(self) -> TrainingGraph:
         """The training graph of the network without a schedule."""
         return self.parts.work.training
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """The rows as nodes."""
+        return nodes_of(self.rows)
 
     @cached_property
     def output_blocks(self) -> list[int]:
@@ -149,7 +166,7 @@ class TrainingStep(StepGraph):
         return int(self.alive.block[self.arrays.output_start[entry[0]] + entry[1]])
 
     @cached_property
-    def offsets(self) -> np.ndarray:
+    def offsets(self) -> Int64s:
         """Where in the arena each block is, bytes; -1 for an array of the caller."""
         offsets = np.full(len(self.alive.of_caller), -1)
         offsets[~self.alive.of_caller] = self.placement.offset
@@ -179,14 +196,6 @@ class TrainingStep(StepGraph):
         return frozenset([(int(self.rows.latest[v]), k) for v, k in self.parts.adding])
 
     @cached_property
-    def alive(self) -> Lifetimes:
-        """When all blocks are alive."""
-        row, output = np.array(self.heads, dtype=np.int32).T.copy()
-        signatures, views = signature_arrays(self.all_signatures), not self.parts.mkldnn
-        outputs = self.arrays.outputs
-        return compiled.lifetimes(signatures, self.rows, row, output, outputs, views)[1]
-
-    @cached_property
     def placement(self) -> Placement:
         """Where the blocks that are not given lie in the arena."""
         alive, ours = self.alive, ~self.alive.of_caller
@@ -212,18 +221,18 @@ class Placed(Replay):
     training: TrainingStep
 
     @property
-    def blocks(self) -> np.ndarray:
+    def blocks(self) -> Int32s:
         return self.planned
 
     @property
-    def storage(self) -> np.ndarray:
+    def storage(self) -> Int32s:
         """The block of each output, without those that the caller has for gradients."""
         step = self.training
         theirs = step.alive.of_caller.copy()
         theirs[step.output_blocks] = False
         return np.where(theirs[self.planned] & (self.planned >= 0), -1, self.planned)
 
-    def block_bytes(self) -> np.ndarray:
+    def block_bytes(self) -> Int64s:
         """Return the bytes of the arena, and of each output."""
         step = self.training
         sizes = step.alive.nbytes[step.output_blocks]
@@ -232,16 +241,16 @@ class Placed(Replay):
 
 def make_step(parts: Parts, rows: Rows, signatures: Sequence[Signature]) -> TrainingStep:
     """Make the training step of these rows, which are of these signatures."""
-    training = parts.work.training
-    latest = rows.latest.tolist()
+    training, latest = parts.work.training, rows.latest.tolist()
     heads = [(int(rows.first[x]), k) for x, k in training.graph.heads]
     outputs = len(heads)
     heads += [(latest[variant], k) for variant, k in parts.written]
     head_row, head_output = np.array(heads, dtype=np.int32).T.copy()
     kept = np.full(max(len(rows.read_row), len(heads)), KEPT, dtype=np.int32)
     nothing = np.zeros(len(rows.signature) + 1, dtype=np.int32)
+    packed = signature_arrays(signatures)
     graph: GraphArrays = compiled.graph_arrays(
-        signature_arrays(signatures),
+        packed,
         0,
         rows.signature,
         ReadLists(rows.read_start, rows.read_row, rows.read_output, kept[: len(rows.read_row)]),
@@ -249,35 +258,33 @@ def make_step(parts: Parts, rows: Rows, signatures: Sequence[Signature]) -> Trai
         HeadList(head_row, head_output, kept[: len(heads)]),
         outputs,
     )
-    sources, times, inserted = rows.source.tolist(), rows.time, rows.source < 0
-    of_rows = [signatures[k] for k in rows.signature.tolist()]
-    phases = np.where(inserted | (times > 0), arrays.RECOMPUTED, training.phases[rows.source])
-    of = training.gradient_of
+    views = not parts.mkldnn
+    _, alive = compiled.lifetimes(packed, rows, head_row, head_output, outputs, views)
+    of_rows, of = [signatures[k] for k in rows.signature.tolist()], training.gradient_of
+    inserted, sources = rows.source < 0, rows.source.tolist()
+    again = inserted | (rows.time > 0)
+    names = []  # as MXNet's where it runs a row too
+    for row, (source, is_again) in enumerate(zip(sources, again.tolist())):
+        op = of_rows[row].op
+        name = training.names[source] if source >= 0 else op
+        is_head = source >= training.arrays.forward and op == "null"
+        names.append(f"{OURS}{row}_{name}" if is_again or is_head else name)
     return TrainingStep(
         graph=training.graph,
         settings=training.settings,
         arrays=graph,
         signatures=of_rows,
-        names=_names(training, rows, [signature.op for signature in of_rows]),
-        phases=phases,
+        names=names,
+        phases=np.where(again, arrays.RECOMPUTED, training.phases[rows.source]),
         origin=np.where(inserted, -1, training.origin[rows.source]),
-        gradient_of={r: of[s] for r, s in enumerate(sources) if s in of},
+        gradient_of={row: of[source] for row, source in enumerate(sources) if source in of},
         parts=parts,
         rows=rows,
         all_signatures=signatures,
         heads=heads,
         gradients=tuple([e and (latest[e[0]], e[1]) for e in parts.gradients]),
+        alive=alive,
     )
-
-
-def _names(training: TrainingGraph, rows: Rows, ops: Sequence[str]) -> list[str]:
-    """Name each row as MXNet does, where it runs that too, or with a name of our own (`OURS`)."""
-    names: list[str] = []
-    for row, (source, time) in enumerate(zip(rows.source.tolist(), rows.time.tolist())):
-        usual = training.names[source] if source >= 0 else ops[row]
-        is_head = source >= training.arrays.forward and ops[row] == "null"
-        names.append(f"{OURS}{row}_{usual}" if source < 0 or time > 0 or is_head else usual)
-    return names
 
 
 def _recorded_rows(
@@ -312,29 +319,19 @@ def hold_for_autograd(
                     reads[j] = new.all[run].reads[k] if kind == "in" else (run, output)
             new.all[row] = new.all[row]._replace(reads=reads)
             all_reads.update(dict.fromkeys(reads))
-        last = new.all[max(places)]
-        more = [entry for entry in all_reads if entry not in last.reads]
+        more = [entry for entry in all_reads if entry not in new.all[max(places)].reads]
         if more:
-            signature = new.signatures.all[last.signature]
-            count = signature.inputs + len(more)
-            number = new.signatures.add(signature._replace(inputs=count))
-            new.all[max(places)] = last._replace(signature=number, reads=[*last.reads, *more])
-    for (variant, k), total in parts.chained.items():
-        _add_in_place(new, int(rows.latest[variant]), k, int(rows.latest[total]))
+            new.read_more(max(places), more)
+    for (variant, k), adding in parts.chained.items():
+        # The term is written where the sum is to which another row would add it.
+        row, total = rows.latest[[variant, adding]].tolist()
+        addition = new.all[total]
+        new.read_more(row, addition.reads[:1], ((len(new.all[row].reads), k, False),))
+        copy = new.signatures.all[addition.signature]._replace(
+            op="_copy", attrs={}, inputs=1, options=((0, 0, True),)
+        )
+        new.all[total] = addition._replace(signature=new.signatures.add(copy), reads=[(row, k)])
     return new.rows(rows.first, rows.latest), new.signatures.all
-
-
-def _add_in_place(new: Nodes, row: int, k: int, total: int) -> None:
-    """Make a row write its output k where the sum is to which ``total`` would add it."""
-    node, last = new.all[row], new.all[total]
-    before, _ = last.reads
-    signature, sum_of = new.signatures.all[node.signature], new.signatures.all[last.signature]
-    count = len(node.reads)
-    options = (*signature.options, (count, k, False))
-    number = new.signatures.add(signature._replace(inputs=count + 1, options=options))
-    new.all[row] = node._replace(signature=number, reads=[*node.reads, before])
-    copy = sum_of._replace(op="_copy", attrs={}, inputs=1, options=((0, 0, True),))
-    new.all[total] = last._replace(signature=new.signatures.add(copy), reads=[(row, k)])
 
 
 def lay_out_plainly(step: TrainingStep) -> TrainingStep:
@@ -344,7 +341,7 @@ def lay_out_plainly(step: TrainingStep) -> TrainingStep:
     it (``PushOperator`` in ``src/imperative/imperative_utils.h``; its executor keeps it).
     """
     copies: dict[int, list[Insert]] = defaultdict(list)
-    nodes, states = nodes_of(step.rows), step.training.graph.auxiliary  # which must be themselves
+    nodes, states = step.nodes, step.training.graph.auxiliary  # which must be themselves
     for row, op in enumerate(step.ops):
         if op in ASYNCHRONOUS:
             sources = [nodes[source].source for source, _ in nodes[row].reads]
@@ -364,7 +361,7 @@ def insert(step: TrainingStep, inserts: Mapping[int, Sequence[Insert]]) -> Train
     new = Nodes(step.all_signatures)
     new_row: list[int] = []  # of each old row
     instead: dict[Entry, Entry] = {}
-    for row, node in enumerate(nodes_of(step.rows)):
+    for row, node in enumerate(step.nodes):
         reads = [(new_row[source], k) for source, k in node.reads]
         reads = [instead.get(entry, entry) for entry in reads]
         for item in inserts.get(row, ()):

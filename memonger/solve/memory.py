@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Mapping
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from memonger.solve.options import Budget
 from memonger.solve.request import Request
 from memonger.support.allocator import giving_back
 from memonger.support.errors import MB
+
+if TYPE_CHECKING:
+    from memonger.support.types import Bools, Int64s, Symbol
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +67,8 @@ class Memory:
     @cached_property
     def pool_bytes(self) -> int:
         """The pool with the real size of elements; in its proportion, where that is not exact."""
-        real = self.planned.allocated_bytes
-        if not self.exact:
-            real = round(self.counted_bytes * real / max(1, self.planned.pool_bytes))
-        return real
+        real, planned = self.planned.allocated_bytes, max(1, self.planned.pool_bytes)
+        return real if self.exact else round(self.counted_bytes * real / planned)
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -96,38 +97,37 @@ class Memory:
     def training(self) -> TrainingGraph:
         """The training graph without a schedule."""
         step = self.replay.training
-        if isinstance(step, TrainingStep):
-            return step.training
-        assert isinstance(step, TrainingGraph)
-        return step
+        graph = step.training if isinstance(step, TrainingStep) else step
+        assert isinstance(graph, TrainingGraph)
+        return graph
 
     @property
     def graph(self) -> ForwardGraph:
         return self.training.graph
 
     @property
-    def operators(self) -> np.ndarray:
+    def operators(self) -> Int64s:
         """The forward node that each row is, runs again, or whose gradient it is; -1 for none."""
         return self.replay.training.origin
 
-    def find_places(self, phase: int) -> np.ndarray:
+    def find_places(self, phase: int) -> Int64s:
         """Find the places in the order at which operators run in a phase, such as RECOMPUTED."""
         order = self.replay.order
         phases = self.replay.training.phases[order]
         return np.flatnonzero((phases == phase) & (self.operators[order] >= 0))
 
     @cached_property
-    def recomputed(self) -> np.ndarray:
-        """The operators (int) that are recomputed, as often as they are and in that order."""
+    def recomputed(self) -> Int64s:
+        """The operators that are recomputed, as often as they are and in that order."""
         return self.operators[self.replay.order[self.find_places(RECOMPUTED)]]
 
     @cached_property
-    def node_flops(self) -> np.ndarray:
+    def node_flops(self) -> Int64s:
         """The FLOPs of each forward node."""
         return count_forward_flops(self.graph)
 
     @cached_property
-    def count_forward_flops(self) -> float:
+    def forward_flops(self) -> float:
         """The FLOPs of all that the forward pass runs, at least 1."""
         run = self.operators[self.replay.order[self.find_places(FORWARD)]]
         return max(1.0, float(self.node_flops[run].sum()))
@@ -135,15 +135,15 @@ class Memory:
     @property
     def recomputed_flops(self) -> float:
         """The work of what is recomputed, as a share of that of the forward pass."""
-        return float(self.node_flops[self.recomputed].sum() / self.count_forward_flops)
+        return float(self.node_flops[self.recomputed].sum() / self.forward_flops)
 
     @cached_property
     def timeline(self) -> Timeline:
         return self.replay.timeline()
 
     @cached_property
-    def live(self) -> np.ndarray:
-        """Bytes (int) alive while each row runs, by its place in the order."""
+    def live(self) -> Int64s:
+        """Bytes alive while each row runs, by its place in the order."""
         return self.timeline.live_bytes()
 
     @property
@@ -158,7 +158,7 @@ class Memory:
 
 
 def predict_marks(
-    training: TrainingGraph, mask: np.ndarray, held: Held = NOTHING, fused: bool = False
+    training: TrainingGraph, mask: Bools, held: Held = NOTHING, fused: bool = False
 ) -> Memory:
     """Replay a network with these operators marked, and pointwise fusion if it is ``fused``."""
     gradients = tuple(training.graph.tensors[a][0] for a in training.wanted)
@@ -191,15 +191,14 @@ def measure(request: Request) -> Memory:
     return confirm(predict(request), request.symbol, request)
 
 
-def confirm(memory: Memory, symbol: Any, request: Request) -> Memory:
+def confirm(memory: Memory, symbol: Symbol, request: Request) -> Memory:
     """Have MXNet bind a symbol of which this memory was predicted, and return what it plans."""
     if isinstance(memory.replay, Placed):  # MXNet plans nothing of it
         return memory
     wanted = memory.training.wanted
     with giving_back():
-        total = read_planned_mb(
-            bind(symbol, memory.graph, request.device, wanted, request.grad_req)
-        )
+        executor = bind(symbol, memory.graph, request.device, wanted, request.grad_req)
+        total = read_planned_mb(executor)
     if memory.fused is not None and request.device.device_type != GPU:
         # Nothing is fused on a CPU: the bind confirms the replay that fusion starts from.
         total += memory.fused.pool_bytes // MB - memory.replay.pool_bytes // MB
@@ -213,6 +212,6 @@ def find_wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, 
 
 def count_state_bytes(budget: Budget, graph: ForwardGraph, request: Request) -> int:
     """Count the bytes of the optimiser's state, which a budget of the device bounds too."""
-    inputs = request.spec.shapes  # which are not learned
-    learned = [a for a in find_wanted(graph, request.grad_req) if graph.nodes[a].name not in inputs]
+    wanted, inputs = find_wanted(graph, request.grad_req), request.spec.shapes
+    learned = [a for a in wanted if graph.nodes[a].name not in inputs]
     return round(budget.state * sum(graph.tensors[a][0].elements for a in learned))

@@ -287,7 +287,7 @@ def describe_slowest(memory: Memory) -> str:
     gradients = np.cumsum(phases == BACKWARD)[places]  # that have run before
     runs = np.split(nodes, np.flatnonzero(np.diff(gradients)) + 1)
     run = max(runs[::-1], key=lambda run: (flops[run].sum(), len(run)))
-    share = f"{100 * flops[run].sum() / memory.count_forward_flops:.0f} % of the forward pass"
+    share = f"{100 * flops[run].sum() / memory.forward_flops:.0f} % of the forward pass"
     first, last = (memory.graph.nodes[memory.graph.user_node(k)].name for k in run[[0, -1]])
     return f"{first!r} to {last!r}: {len(run)} operators, {share}, are recomputed together"
 

@@ -5,7 +5,7 @@ Numbers stand for texts (``Strings``); operators are rows of a table (``Operator
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from memonger.costs.time import measured as timing
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.operators.tensors import Tensor
 from memonger.solve.memory import Memory
+
+if TYPE_CHECKING:
+    from memonger.support.types import Context, Int64s, Json
 
 STEPS = (2000, 1000, 500, 250, 120)  # how many are drawn at most; fewer where tensors are too many
 PARTS, LITTLE, MOST = 8, 0.02, 0.8  # of a network: how many, and what share of memory counts
@@ -39,7 +42,7 @@ class Strings:
 class OperatorTable:
     """The operators of a network, as columns; they are the same with every plan."""
 
-    def __init__(self, unplanned: Memory, strings: Strings, device: Any, measure: bool) -> None:
+    def __init__(self, unplanned: Memory, strings: Strings, device: Context, measure: bool) -> None:
         graph = unplanned.graph
         operators = list(graph.operators)
         self.strings, self.nodes = strings, [graph.nodes[i] for i in operators]
@@ -53,7 +56,7 @@ class OperatorTable:
         self.parts, self.part = divide([node.name for node in self.nodes], self.nbytes)
         self.ops = [strings(node.op) for node in self.nodes]
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, Sequence[object]]:
         """Return the columns; times are in seconds."""
         shapes = [describe(tensors[0]) if tensors else "" for tensors in self.shown]
         return {
@@ -66,7 +69,7 @@ class OperatorTable:
             "gradient": [float(f"{seconds:.4g}") for seconds in self.gradient.tolist()],
         }
 
-    def rows_of(self, memory: Memory) -> np.ndarray:
+    def rows_of(self, memory: Memory) -> Int64s:
         """Find the row of the table that each node of a planned network is, or is a copy of."""
         nodes = memory.graph.nodes
         rows, original = np.full(len(nodes) + 1, NONE), 0  # the last is of no node
@@ -107,18 +110,9 @@ def divide(names: Sequence[str], nbytes: Sequence[int]) -> tuple[list[str], list
     return titles, (np.searchsorted(edges, np.arange(len(names)), side="right") - 1).tolist()
 
 
-class _Alive(NamedTuple):
-    """Tensors of the pool, as columns."""
-
-    place: np.ndarray  # in ``Memory.timeline``
-    row: np.ndarray  # of the table of operators
-    state: np.ndarray
-    start: np.ndarray  # the first step in which it is alive
-    stop: np.ndarray  # and the last
-    reason: np.ndarray
-
-
-def list_alive(memory: Memory, table: OperatorTable, states: States, most: int) -> dict[str, Any]:
+def list_alive(
+    memory: Memory, table: OperatorTable, states: States, most: int
+) -> Json:
     """List which tensors are alive when, in steps: the operators of a training step as they run.
 
     Where there are more than ``most``, fewer steps are drawn, and tensors are merged that are of
@@ -132,21 +126,19 @@ def list_alive(memory: Memory, table: OperatorTable, states: States, most: int) 
     alive = _find_alive(memory, row_of_node, states, np.cumsum(runs) - 1, table.strings)
     for steps in STEPS:
         drawn = choose_steps(live, steps)
-        first = np.searchsorted(drawn, alive.start, side="left")
-        last = np.searchsorted(drawn, alive.stop, side="right") - 1
+        first = np.searchsorted(drawn, alive["start"], side="left")
+        last = np.searchsorted(drawn, alive["stop"], side="right") - 1
         seen = np.flatnonzero(last >= first)
         groups = np.arange(len(seen))
         if len(seen) > most:
-            ops, part = (np.append(column, NONE)[alive.row] for column in (table.ops, table.part))
-            keys = np.stack([ops, part, alive.state, first, last])[:, seen]
+            kinds = [np.append(column, NONE)[alive["row"]] for column in (table.ops, table.part)]
+            keys = np.stack([*kinds, alive["state"], first, last])[:, seen]
             groups = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
         if groups.max(initial=-1) < most:
             break
     phases = training.phases[rows]
-    heads, columns = _merge(
-        memory, _Alive(*(column[seen] for column in alive)), groups, table.strings
-    )
-    columns = {**columns, "first": first[seen][heads], "last": last[seen][heads]}
+    shown = {**alive, "first": first, "last": last}
+    shown = {name: column[seen] for name, column in shown.items()}
     return {
         "steps": len(live),
         "drawn": drawn.tolist(),
@@ -157,11 +149,11 @@ def list_alive(memory: Memory, table: OperatorTable, states: States, most: int) 
         "peak_bytes": int(live.max(initial=0)),
         "running": memory.running if len(live) else "",
         "backward": int(np.flatnonzero(phases == FORWARD).max(initial=-1)) + 1,
-        "tensors": {name: column.tolist() for name, column in columns.items()},
+        "tensors": _merge(memory, shown, groups, table.strings),
     }
 
 
-def choose_steps(live: np.ndarray, most: int) -> np.ndarray:
+def choose_steps(live: Int64s, most: int) -> Int64s:
     """Choose the steps that are drawn: all, or of neighbours the one with the most memory."""
     if len(live) <= most:
         return np.arange(len(live))
@@ -170,9 +162,9 @@ def choose_steps(live: np.ndarray, most: int) -> np.ndarray:
 
 
 def _find_alive(
-    memory: Memory, row_of_node: np.ndarray, states: States, step: np.ndarray, strings: Strings
-) -> _Alive:
-    """Find the tensors that take memory; ``step`` is that of each place in the order."""
+    memory: Memory, row_of_node: Int64s, states: States, step: Int64s, strings: Strings
+) -> dict[str, Int64s]:
+    """Find the tensors that take memory, as columns; ``step`` is of each place in the order."""
     line = memory.timeline
     places = np.flatnonzero(line.nbytes > 0)
     state = np.array([STATES[kind] for kind in line.kind[places].tolist()], dtype=np.int64)
@@ -181,34 +173,37 @@ def _find_alive(
         if place in states:
             state[k], text = states[place]
             reason[k] = strings(text)
-    row = row_of_node[memory.operators[line.row[places]]]
-    return _Alive(places, row, state, step[line.start[places]], step[line.stop[places]], reason)
+    return {
+        "place": places,  # in ``Memory.timeline``
+        "row": row_of_node[memory.operators[line.row[places]]],  # of the table of operators
+        "state": state,
+        "start": step[line.start[places]],  # the first step in which it is alive
+        "stop": step[line.stop[places]],  # and the last
+        "reason": reason,
+    }
 
 
 def _merge(
-    memory: Memory, alive: _Alive, groups: np.ndarray, strings: Strings
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Merge the tensors of each group under the largest: return which that is, and columns."""
+    memory: Memory, alive: Mapping[str, Int64s], groups: Int64s, strings: Strings
+) -> dict[str, list[int]]:
+    """Merge the tensors of each group under the largest, and return them as columns."""
     line, training, nodes = memory.timeline, memory.replay.training, memory.graph.nodes
-    nbytes = line.nbytes[alive.place]
+    nbytes = line.nbytes[alive["place"]]
     order = np.lexsort((-nbytes, groups))
     head = order[np.unique(groups[order], return_index=True)[1]]
-    labels, shapes = [], []
-    for place in alive.place[head].tolist():
-        row, output = int(line.row[place]), int(line.output[place])
+    merged = {name: column[head].tolist() for name, column in alive.items()}
+    labels, shapes, places = [], [], merged.pop("place")
+    rows, outputs = line.row[places].tolist(), line.output[places].tolist()
+    for row, output in zip(rows, outputs):
         x = int(memory.operators[row])
         inserted = x >= 0 and nodes[x].is_inserted
         labels.append(strings(nodes[x].name if inserted else "" if x >= 0 else training.ops[row]))
         shapes.append(strings(describe(training.signatures[row].tensors[output])))
-    return head, {
-        "row": alive.row[head],
-        "label": np.array(labels, dtype=np.int64),  # of what is in no row, or is a copy
-        "output": line.output[alive.place[head]],
-        "state": alive.state[head],
-        "start": alive.start[head],
-        "stop": alive.stop[head],
-        "reason": alive.reason[head],
-        "shape": np.array(shapes, dtype=np.int64),
-        "bytes": np.bincount(groups, nbytes).astype(np.int64),
-        "count": np.bincount(groups),
+    return {
+        **merged,
+        "label": labels,  # of what is in no row, or is a copy
+        "output": outputs,
+        "shape": shapes,
+        "bytes": np.bincount(groups, nbytes).astype(np.int64).tolist(),
+        "count": np.bincount(groups).tolist(),
     }

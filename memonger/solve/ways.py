@@ -36,6 +36,7 @@ from memonger.schedules.execution.executor import tensors_of
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import build_step, make_parts
 from memonger.schedules.layouts import Refused
+from memonger.schedules.training_step import TrainingStep
 from memonger.solve.memory import (
     Memory,
     confirm,
@@ -398,9 +399,9 @@ class Schedules(_Network):
     def bind_plan(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         schedules.check(self.workload, plan.plan)
         planned, memory = scheduled(self.request.symbol, plan.plan), self.predict_memory(plan)
-        planned.recipe.step(
-            planned, self.graph, self.request.grad_req, self.mkldnn, memory.replay.training
-        )
+        step, grad_req = memory.replay.training, self.request.grad_req
+        assert isinstance(step, TrainingStep)
+        planned.recipe.step(planned, self.graph, grad_req, self.mkldnn, step)
         return plan, planned, memory
 
     def add_times(self, searched: Searched) -> Searched:

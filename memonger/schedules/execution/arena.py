@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Generic, Iterable, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,11 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.training_step import ALIGNMENT
 from memonger.support.errors import MemongerError, in_words, said_by_mxnet
 from memonger.support.mxnet import mx
+
+if TYPE_CHECKING:
+    from memonger.support.types import Context, Executor, NDArray
+
+T = TypeVar("T")
 
 #: Type code and bits of DLPack (``DLDataTypeTransform`` in ``include/mxnet/tensor_blob.h``).
 DTYPES = {
@@ -33,29 +38,29 @@ DTYPES = {
 DEVICES = {"cpu": 1, "gpu": 2, "cpu_pinned": 3}
 
 
-class Arena:
+class Arena(Generic[T]):
     """Memory of a device for the tensors of training steps, one step at a time.
 
     It is taken when it is first used, and grows when a larger step wants it.
     """
 
-    def __init__(self, ctx: Any) -> None:
+    def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.nbytes = 0
-        self._array: Any = None  # the memory
+        self._array: NDArray | None = None  # the memory
         #: The calls of each executor, bound to that memory; where it goes, they go.
-        self.calls: Any = weakref.WeakKeyDictionary()
-        self._user: Any = None
+        self.calls: weakref.WeakKeyDictionary[Executor, T] = weakref.WeakKeyDictionary()
+        self.last_pass: object = None  # stands for the last forward pass in it
 
     def reserve(self, nbytes: int) -> None:
         """Have room for a step of so many bytes."""
         self.nbytes = max(nbytes, self.nbytes)
 
-    def memory(self) -> Any:
+    def memory(self) -> NDArray:
         """Return the array that is the memory. Each bulk in it changes that array's variable."""
         if self._array is not None and self._array.size < self.nbytes // 8:
             self.calls.clear()
-            self._array = self._user = None
+            self._array = self.last_pass = None
             mx.nd.waitall()  # until it is free
         if self._array is None:
             try:
@@ -72,24 +77,15 @@ class Arena:
         """The address of offset 0; what lies before it is no tensor's."""
         return -(-(address(self.memory()) + 1) // ALIGNMENT) * ALIGNMENT
 
-    @property
-    def user(self) -> Any:
-        """The executor of the last forward pass in it."""
-        return None if self._user is None else self._user()
 
-    @user.setter
-    def user(self, user: Any) -> None:
-        self._user = weakref.ref(user)
-
-
-def address(array: Any) -> int:
+def address(array: NDArray) -> int:
     """Return where the values of an array are in memory."""
     pointer = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
 
 
-def array_at(place: int, tensor: Tensor, ctx: Any) -> Any:
+def array_at(place: int, tensor: Tensor, ctx: Context) -> NDArray:
     """Make an array over memory that its caller keeps."""
     types, axes = mx.nd.ndarray, len(tensor.shape)
     device = types.DLContext(DEVICES[ctx.device_type], ctx.device_id)
@@ -104,7 +100,7 @@ def array_at(place: int, tensor: Tensor, ctx: Any) -> Any:
     return mx.nd.NDArray(handle)
 
 
-def refuse_types(tensors: Any) -> None:
+def refuse_types(tensors: Iterable[Tensor]) -> None:
     """Refuse tensors of a type that no array over an address can have."""
     for tensor in tensors:
         if np.dtype(tensor.dtype).name not in DTYPES:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections import defaultdict
-from typing import Any, Callable, Container, Iterable, Mapping, NamedTuple, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Container, Mapping, NamedTuple, Sequence, Union
 
 import numpy as np
 
@@ -25,11 +25,16 @@ from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.recorded import ASYNCHRONOUS, COMPUTES_ALL, MOVED_UNTOLD
 from memonger.graph.operators.tensors import Attributes, Tensor
 from memonger.schedules.execution.arena import address, array_at
-from memonger.schedules.training_step import Node, TrainingStep, nodes_of
+from memonger.schedules.training_step import TrainingStep
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.kernels import compiled
 from memonger.support.mxnet import mx
 from memonger.support.versions import invoke
+
+if TYPE_CHECKING:
+    from memonger.support.types import NDArray
+
+    Arrays = Sequence[NDArray]
 
 #: What a call reads or writes: a tensor of the step (a row and one of its outputs), or the array of
 #: an argument's gradient (its name).
@@ -55,7 +60,11 @@ class Invocation(NamedTuple):
 class Recorded(NamedTuple):
     """An operator that runs while autograd records it."""
 
-    invocation: Invocation
+    row: int
+    op: str
+    attrs: Attributes
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
     #: Of each input that gets a gradient: its number, that gradient, and whether it is added.
     gradients: tuple[tuple[int, Entry, bool], ...]
 
@@ -86,30 +95,27 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
 
     If it is ``poisoned``, each tensor is overwritten once it is dead, which exposes later reads.
     """
-    rows, recorded = nodes_of(step.rows), step.recorded
-    if on_gpu:
-        recorded = {**recorded, **step.dropouts}
-    runs = {int(step.rows.latest[x]): x for x in recorded}
-    ends = {max(gradients): x for x, gradients in recorded.items()}
-    inner = {row for gradients in recorded.values() for row in gradients}
+    nodes, graph = step.nodes, step.training.graph
+    recorded = {**step.recorded, **step.dropouts} if on_gpu else step.recorded
     read = {*zip(step.rows.read_row.tolist(), step.rows.read_output.tolist()), *step.heads}
     read.update(entry for entry in step.gradients if entry is not None)
-    again = {row.source for row in rows if row.time > 0}
-    sums, terms = _sums(step, rows)
-    dead = _last_tensors(step) if poisoned else {}
-    poison: list[Entry] = []
+    gradients = {x: _gradients(step, x, rows, read) for x, rows in recorded.items()}
+    runs = {int(step.rows.latest[x]): x for x in recorded}
+    ends = {max(rows): x for x, rows in recorded.items()}
+    inner = {row for rows in recorded.values() for row in rows}
+    again = {node.source for node in nodes if node.time > 0}
+    sums, terms = _sums(step)
+    dead = _poison(step) if poisoned else {}
+    poison: list[Call] = []
     calls: list[Call] = []
     forward = 0
-    for row, (node, signature) in enumerate(zip(rows, step.signatures)):
+    for row, (node, signature) in enumerate(zip(nodes, step.signatures)):
         if signature.op == "null":
             continue
-        calls += [_add(name, entry) for name, entry in terms.get(row, ())]
-        if row in ends and _gradients(step, ends[row], recorded[ends[row]], read):
+        calls += terms.get(row, ())
+        if row in ends and gradients[ends[row]]:
             x = ends[row]
-            pairs = _states(step, rows, x)
-            calls += [_copy(state, own) for state, own in pairs if state != own]
-            calls.append(_differentiated(step, rows, x, recorded[x], read))
-            calls += [_copy(own, state) for state, own in pairs]
+            calls += _differentiate(step, x, recorded[x], gradients[x])
         elif row not in inner:
             attrs = dict(signature.attrs)
             if signature.op == "Dropout" and node.source in again:
@@ -119,124 +125,109 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
                 attrs["shape"] = str(tuple(signature.tensors[0].shape))
             writes = tuple([(row, k) for k in range(len(signature.tensors))])
             usual = Invocation(row, signature.op, attrs, tuple(node.reads), writes)
-            x = runs.get(row, -1)
-            gradients = _gradients(step, x, recorded[x], read) if x >= 0 else ()
-            if gradients or signature.op in ASYNCHRONOUS:
-                adds = [(k, entry, entry in step.adding) for k, entry in gradients]
-                calls.append(Recorded(usual, tuple(adds)))
+            wanted = gradients[runs[row]] if row in runs else ()
+            if wanted or signature.op in ASYNCHRONOUS:
+                adds = [(k, entry, entry in step.adding) for k, entry in wanted]
+                calls.append(Recorded(*usual, tuple(adds)))
             else:
                 calls += _by_name(usual)
                 states = [node.reads[k] for k in MOVED_UNTOLD.get(signature.op, ())]
                 calls += [_copy(state, state) for state in states]
-        calls += [_add(name, entry) for name, entry in sums.get(row, ())]
+        calls += sums.get(row, ())
         poison += dead.get(row, ())
         if row not in inner or row in ends:
-            calls += [_overwriting(entry, step.tensor(entry)) for entry in poison]
+            calls += poison
             poison = []
         if node.time == 0:
             forward = len(calls)
+    elsewhere = step.parts.added | step.parts.left_out
     for a, gradient in zip(step.training.wanted, step.gradients):
-        elsewhere = a in step.parts.added or a in step.parts.left_out
-        block = -1 if gradient is None or elsewhere else step.block(gradient)
-        if gradient is not None and block >= 0 and not step.alive.of_caller[block]:
-            name = step.training.graph.nodes[a].name
-            calls.append(_copy(gradient, name))
+        if gradient is not None and a not in elsewhere:
+            block = step.block(gradient)
+            if block >= 0 and not step.alive.of_caller[block]:
+                calls.append(_copy(gradient, graph.nodes[a].name))
     return Calls(tuple(calls), forward)
-
-
-def _last_tensors(step: TrainingStep) -> Mapping[int, Sequence[Entry]]:
-    """List by row the last tensors of those blocks of the arena that are dead after it."""
-    blocks, dead = step.alive, defaultdict(list)
-    tensors: dict[int, Entry] = {}
-    for row, signature in enumerate(step.signatures):
-        for k in range(len(signature.tensors)):
-            tensors[step.block((row, k))] = row, k
-    for block, entry in tensors.items():
-        if block >= 0 and not blocks.of_caller[block]:
-            dead[int(blocks.stop[block])].append(entry)
-    return dead
 
 
 def _copy(source: Place, target: Place) -> Invocation:
     return Invocation(-1, "_copy", {}, (source,), (target,))
 
 
-def _add(name: str, entry: Entry) -> Invocation:
-    return Invocation(-1, "_grad_add", {}, (name, entry), (name,))
+def _poison(step: TrainingStep) -> Mapping[int, Sequence[Call]]:
+    """List by row what overwrites those blocks of the arena that are dead after it."""
+    tensors: dict[int, Entry] = {}  # the last of each block
+    for row, signature in enumerate(step.signatures):
+        for k in range(len(signature.tensors)):
+            tensors[step.block((row, k))] = row, k
+    dead: dict[int, list[Call]] = defaultdict(list)
+    for block, entry in tensors.items():
+        if block >= 0 and not step.alive.of_caller[block]:
+            tensor = step.tensor(entry)
+            value = "nan" if tensor.dtype.startswith("float") else "77"
+            attrs = {"shape": str(tensor.shape), "dtype": tensor.dtype, "value": value}
+            dead[int(step.alive.stop[block])].append(Invocation(-1, "_full", attrs, (), (entry,)))
+    return dead
 
 
-def _overwriting(entry: Entry, tensor: Tensor) -> Invocation:
-    value = "nan" if tensor.dtype.startswith("float") else "77"
-    attrs = {"shape": str(tensor.shape), "dtype": tensor.dtype, "value": value}
-    return Invocation(-1, "_full", attrs, (), (entry,))
-
-
-Sums = Mapping[int, Sequence[Tuple[str, Entry]]]
-
-
-def _sums(step: TrainingStep, rows: Sequence[Node]) -> tuple[Sums, Sums]:
-    """Find the additions to arrays of gradients: after the row that makes it, or before.
+def _sums(step: TrainingStep) -> list[dict[int, list[Call]]]:
+    """List the additions to arrays of gradients: after the row that makes it, or before.
 
     More than four tensors are added to the array one after the other, as MXNet does unless they are
     laid out in blocks (``ElementWiseSumCompute_`` with the request 'add', in
     ``src/operator/tensor/elemwise_sum.h``).
     """
-    after: dict[int, list[tuple[str, Entry]]] = defaultdict(list)
-    before: dict[int, list[tuple[str, Entry]]] = defaultdict(list)
+    after: dict[int, list[Call]] = defaultdict(list)
+    before: dict[int, list[Call]] = defaultdict(list)
+    added = step.parts.added - step.parts.left_out
     for a, entry in zip(step.training.wanted, step.gradients):
-        if entry is None or a in step.parts.left_out:
-            continue
-        if a in step.parts.added and entry not in step.adding:
+        if entry is not None and a in added and entry not in step.adding:
             row, name = entry[0], step.training.graph.nodes[a].name
-            terms = rows[row].reads
+            terms = step.nodes[row].reads
             blocked = any(step.ops[source] in _MAKES_BLOCKS for source, _ in terms)
-            if step.ops[row] == "add_n" and len(terms) > 4 and not blocked:
-                before[row] += [(name, term) for term in terms]
-            else:
-                after[row].append((name, entry))
-    return after, before
+            one_by_one = step.ops[row] == "add_n" and len(terms) > 4 and not blocked
+            (before if one_by_one else after)[row] += [
+                Invocation(-1, "_grad_add", {}, (name, term), (name,))
+                for term in (terms if one_by_one else [entry])
+            ]
+    return [after, before]
 
 
 def _gradients(
     step: TrainingStep, x: int, rows: Sequence[int], read: Container[Entry]
-) -> tuple[tuple[int, Entry], ...]:
+) -> list[tuple[int, Entry]]:
     """Return the inputs of a recorded operator that get a gradient that is read, and that gradient.
 
     Where all are computed, all get one: MXNet would allocate those without a place in the arena.
     """
-    gradients = []
+    references = enumerate(step.training.gradients[x].gradients)
+    nodes = [(k, (rows[r[1]], r[2])) for k, r in references if r is not None and r[0] == "node"]
     all_of = step.training.graph.nodes[x].op in COMPUTES_ALL
-    for k, reference in enumerate(step.training.gradients[x].gradients):
-        if reference is not None and reference[0] == "node":
-            entry = rows[reference[1]], reference[2]
-            if entry in read or all_of:
-                gradients.append((k, entry))
-    return tuple(gradients)
+    return [(k, entry) for k, entry in nodes if entry in read or all_of]
 
 
-def _states(step: TrainingStep, nodes: Sequence[Node], x: int) -> list[tuple[Entry, Entry]]:
-    """Pair the auxiliary states of an operator with those that its last run has read.
+def _differentiate(
+    step: TrainingStep, x: int, rows: Sequence[int], gradients: Sequence[tuple[int, Entry]]
+) -> list[Call]:
+    """List the calls of a recorded operator's backward pass; ``rows`` are those of its gradient.
 
-    Its backward pass may change them, though it does not say so. If it has states of its own, they
-    begin as the first run has left the others, and are copied back to them: whether the forward
-    pass changes them (cuDNN) or the backward pass.
+    It may change the auxiliary states of the operator, though it does not say so. If the operator
+    has states of its own in its last run, they begin as the first run has left the others, and are
+    copied back to them: whether the forward pass changes them (cuDNN) or the backward pass.
     """
-    graph, runs = step.training.graph, (step.rows.first[x], step.rows.latest[x])
+    graph, nodes, runs = step.training.graph, step.nodes, (step.rows.first[x], step.rows.latest[x])
     inputs = zip(graph.nodes[x].inputs, *(nodes[int(run)].reads for run in runs))
-    return [(state, own) for (a, _), state, own in inputs if a in graph.auxiliary]
-
-
-def _differentiated(
-    step: TrainingStep, nodes: Sequence[Node], x: int, rows: Sequence[int], read: Container[Entry]
-) -> Differentiated:
-    """Make the backward pass of a recorded operator, of which these are the gradient's rows."""
+    states = [(state, own) for (a, _), state, own in inputs if a in graph.auxiliary]
     heads: dict[int, Place] = {}
     for row, node in zip(rows, step.training.gradients[x].nodes):
-        for reference, entry in zip(node.inputs, nodes[row].reads):
-            if row >= 0 and reference[0] == "head":
-                heads[reference[1]] = entry
-    writes = tuple([entry for _, entry in _gradients(step, x, rows, read)])
-    return Differentiated(int(step.rows.latest[x]), tuple(heads.items()), writes)
+        for (kind, k, _), entry in zip(node.inputs, nodes[row].reads):
+            if row >= 0 and kind == "head":
+                heads[k] = entry
+    writes = tuple([entry for _, entry in gradients])
+    return [
+        *[_copy(state, own) for state, own in states if state != own],
+        Differentiated(int(runs[1]), tuple(heads.items()), writes),
+        *[_copy(own, state) for state, own in states],
+    ]
 
 
 def _by_name(usual: Invocation) -> list[Invocation]:
@@ -269,9 +260,9 @@ def _by_name(usual: Invocation) -> list[Invocation]:
 class BoundCalls:
     """Calls with the arrays that they read and write, ready to run in an arena's ``memory``."""
 
-    def __init__(self, calls: Calls, arrays: Mapping[Place, Any], memory: Any) -> None:
+    def __init__(self, calls: Calls, arrays: Mapping[Place, NDArray], memory: NDArray) -> None:
         self._calls, self.arrays = calls.all, arrays
-        self._kept: list[Any] = []  # what the table points to
+        self._kept: list[object] = []  # what the table points to
         self._table: list[list[int]] = []
         self._ends: list[int] = []  # of each call: the end of its numbers in the table
         self._actions: list[tuple[int, Callable[[], None]]] = []  # from where in the table on
@@ -284,84 +275,83 @@ class BoundCalls:
         for array in (alias, token):
             self._add("_copy", {}, [array], [token])
         for call in calls.all:
+            writes = [arrays[place] for place in call.writes]
             if isinstance(call, Invocation):
-                reads, writes = ([arrays[place] for place in places] for places in call[3:])
-                self._add(call.op, call.attrs, reads, writes)
+                self._add(call.op, call.attrs, [arrays[place] for place in call.reads], writes)
             elif isinstance(call, Recorded):
-                recording = recordings[call.invocation.row] = _Recording(call, arrays)
-                self._outside(call.invocation.writes, recording.run)
+                recording = recordings[call.row] = _Recording(call, arrays)
+                self._outside(writes, recording.run)
             else:
                 heads = [(k, arrays[place]) for k, place in call.heads]
                 action = functools.partial(recordings[call.row].differentiate, heads)
-                self._outside(call.writes, action)
+                self._outside(writes, action)
             self._ends.append(len(self._table))
         self._numbers = np.array(self._table, dtype=np.int64).ravel()
 
-    def _add(self, op: str, attrs: Attributes, reads: Sequence[Any], writes: Sequence[Any]) -> None:
-        keys, values = _texts(attrs), _texts(attrs.values())
-        handles = [
-            (ctypes.c_void_p * len(a))(*[x.handle.value for x in a]) for a in (reads, writes)
-        ]
-        self._kept += [keys, values, *handles, reads, writes]
-        read, written, key, value = map(ctypes.addressof, (*handles, keys, values))
+    def _add(self, op: str, attrs: Attributes, reads: Arrays, writes: Arrays) -> None:
+        texts = [[str(text).encode() for text in part] for part in (attrs, attrs.values())]
+        strings = [(ctypes.c_char_p * len(attrs))(*part) for part in texts]
+        arrays = [(ctypes.c_void_p * len(a))(*[x.handle.value for x in a]) for a in (reads, writes)]
+        self._kept += [*strings, *arrays, reads, writes]
+        key, value = map(ctypes.addressof, strings)
+        read, written = map(ctypes.addressof, arrays)
         device = self._devices.index((*reads, *writes)[0].context)
         self._table.append(
             [creator(op), len(reads), read, len(writes), written, len(attrs), key, value, device]
         )
 
-    def _outside(self, writes: Sequence[Place], action: Callable[[], None]) -> None:
+    def _outside(self, writes: Arrays, action: Callable[[], None]) -> None:
         """Note an action that runs between two bulks that change what it writes."""
-        written = [[self.arrays[place]] for place in writes]
-        for array in written:
-            self._add("_copy", {}, array, array)
+        for array in writes:
+            self._add("_copy", {}, [array], [array])
         self._actions.append((len(self._table), action))
-        for array in written:
-            self._add("_copy", {}, array, array)
+        for array in writes:
+            self._add("_copy", {}, [array], [array])
 
     def run(self, first: int, stop: int, is_train: bool) -> None:
         """Push calls [first, stop) to MXNet's engine."""
         start, end = (self._ends[k - 1] if k else TOKENS for k in (first, stop))
-        alone = bool(_profiler())
         with mx.autograd.pause(train_mode=is_train):
             for place, action in self._actions:
                 if start <= place < end:
-                    self._push(start, place, alone)
+                    self._push(start, place)
                     action()
                     start = place
-            self._push(start, end, alone)
+            self._push(start, end)
 
-    def _push(self, first: int, stop: int, alone: bool = False) -> None:
-        if alone:
-            for k in range(first, stop):
-                self._push(k, k + 1)
+    def _push(self, first: int, stop: int) -> None:
+        lib, alone = mx.base._LIB, bool(_profiler())
+        functions = [
+            ctypes.cast(function, ctypes.c_void_p).value
+            for function in (lib.MXImperativeInvoke, lib.MXEngineSetBulkSize)
+        ]
+        for k in range(first, stop) if alone else [first]:
+            end = k + 1 if alone else stop
+            failed = compiled.run_calls(*functions, self._numbers, k, end, BULK)
+            if failed >= 0:
+                said = said_by_mxnet(mx.base.py_str(lib.MXGetLastError()))
+                call = self._calls[int(np.searchsorted(self._ends, failed, side="right"))]
+                raise MemongerError(f"the step of a schedule failed at {call}: {said}")
+            if alone:
                 mx.nd.waitall()
-            return
-        lib = mx.base._LIB
-        functions = (_function(lib.MXImperativeInvoke), _function(lib.MXEngineSetBulkSize))
-        failed = compiled.run_calls(*functions, self._numbers, first, stop, BULK)
-        if failed >= 0:
-            said = said_by_mxnet(mx.base.py_str(lib.MXGetLastError()))
-            k = int(np.searchsorted(self._ends, failed, side="right"))
-            raise MemongerError(f"the step of a schedule failed at {self._calls[k]}: {said}")
 
 
 class _Recording:
     """An operator that autograd records each time that it runs."""
 
-    def __init__(self, recorded: Recorded, arrays: Mapping[Place, Any]) -> None:
-        invocation = recorded.invocation
+    def __init__(self, call: Recorded, arrays: Mapping[Place, NDArray]) -> None:
         # Arrays of their own on the tape; a caller's may be on it already, for something else.
-        self._reads = [arrays[place].detach() for place in invocation.reads]
-        self._writes = [arrays[place] for place in invocation.writes]
-        if recorded.gradients:
-            inputs, entries, adds = zip(*recorded.gradients)
+        self._reads = [arrays[place].detach() for place in call.reads]
+        self._writes = [arrays[place] for place in call.writes]
+        if call.gradients:
+            inputs, entries, adds = zip(*call.gradients)
             mx.autograd.mark_variables(
                 [self._reads[k] for k in inputs],
                 [arrays[entry] for entry in entries],
                 ["add" if is_added else "write" for is_added in adds],
             )
-        self._op, self._attrs = creator(invocation.op), invocation.attrs
-        self._outputs: list[Any] = []  # on the tape
+        self._op, self._attrs = creator(call.op), call.attrs
+        self._outputs: Arrays = []  # on the tape
 
     def run(self) -> None:
         """Run the operator."""
@@ -369,18 +359,13 @@ class _Recording:
         with mx.autograd.record() if mx.autograd.is_training() else mx.autograd.pause():
             invoke(self._op, self._reads, self._attrs, self._outputs)
 
-    def differentiate(self, heads: Sequence[tuple[int, Any]]) -> None:
+    def differentiate(self, heads: Sequence[tuple[int, NDArray]]) -> None:
         """Run its backward pass, and drop what autograd has recorded."""
         # Where no gradient of an output is read, any array will do for one.
         chosen = heads or [(0, self._outputs[0])]
         outputs, gradients = zip(*[(self._outputs[k], array) for k, array in chosen])
         mx.autograd.backward(list(outputs), list(gradients), train_mode=True)
         self._outputs = []
-
-
-def _texts(texts: Iterable[Any]) -> Any:
-    encoded = [str(text).encode() for text in texts]
-    return (ctypes.c_char_p * len(encoded))(*encoded)
 
 
 @functools.lru_cache(maxsize=None)
@@ -406,7 +391,7 @@ def _profiler() -> set[str]:
     options = {option} if text.value else set()  # no text where there is nothing to print
     configure = lib.MXSetProcessProfilerConfig
 
-    def noting(count: int, keys: Any, values: Any, *process: Any) -> int:
+    def noting(count: int, keys: Sequence[bytes], values: Sequence[bytes], *process: object) -> int:
         failed: int = configure(count, keys, values, *process)
         config = {key.decode(): value.decode() for key, value in zip(keys, values)}
         if not failed and config.get("profile_process") != "server":
@@ -416,7 +401,3 @@ def _profiler() -> set[str]:
 
     lib.MXSetProcessProfilerConfig = noting
     return options
-
-
-def _function(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Mapping, Sequence, Union
 
 import numpy as np
 
@@ -13,10 +13,16 @@ from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.arena import Arena, array_at, refuse_types
 from memonger.schedules.execution.calls import BoundCalls, Calls, Place, calls_of
-from memonger.schedules.execution.monitor import Monitor
-from memonger.schedules.execution.recipe import Arrays, Requests
+from memonger.schedules.execution.monitor import Callback, Monitor
+from memonger.schedules.execution.recipe import Requests
 from memonger.support.errors import MB, MemongerError
 from memonger.support.mxnet import environment, mx
+
+if TYPE_CHECKING:
+    from memonger.schedules.execution.recipe import Arrays
+    from memonger.support.types import Context, Executor, NDArray, Symbol
+
+    OutGrads = Union[Mapping[str, NDArray], Sequence[NDArray], NDArray, None]
 
 POISON = "MEMONGER_POISON"  # an environment variable, for tests: dead tensors are overwritten
 
@@ -31,21 +37,28 @@ class ScheduledExecutor(mx.executor.Executor):
 
     # MXNet's own properties make them when they are first read.
     _arg_dict = _grad_dict = _aux_dict = _output_dict = None
-    _monitor_callback: Any = None
+    _monitor_callback: Callback | None = None
     _monitor: Monitor | None = None
     _optimized_symbol = _group2ctx = None
 
     def __init__(
-        self, symbol: Any, ctx: Any, graph: ForwardGraph, arrays: Any, requests: Requests, lent: Any
+        self,
+        symbol: Symbol,
+        ctx: Context,
+        graph: ForwardGraph,
+        arrays: tuple[Arrays, Arrays, Arrays],
+        requests: Requests,
+        lent: object,
     ) -> None:
-        args, grads, aux = arrays  # by name
+        args, grads, aux = arrays
         tensors, names = tensors_of(graph), symbol.list_arguments()
         self._symbol, self._ctx, self._grad_req = symbol, ctx, dict(requests)
         self._step = step = symbol.recipe.step(symbol, graph, requests, has_mkldnn(ctx))
         refuse_types(tensor for signature in step.signatures for tensor in signature.tensors)
-        self.arena: Arena = lent.arena if isinstance(lent, ScheduledExecutor) else Arena(ctx)
+        arena = lent.arena if isinstance(lent, ScheduledExecutor) else Arena(ctx)
+        self.arena: Arena[BoundCalls] = arena
         self.arena.reserve(step.arena_bytes)
-        self._ran_forward = False
+        self._pass: object = None  # stands for a forward pass whose gradients may be computed
         grads = {
             name: grads.get(name)
             if request == "null"
@@ -57,10 +70,10 @@ class ScheduledExecutor(mx.executor.Executor):
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
         self._arrays = self._variables({**args, **aux})  # of the step, without those in the arena
         self._heads = self._head_gradients()
-        self._array_of_block: dict[int, Any] = {}  # arrays of the caller, and outputs
+        self._array_of_block: dict[int, NDArray] = {}  # arrays of the caller, and outputs
         self.outputs = [self._output(head) for head in step.heads[: step.arrays.outputs]]
         #: What is copied after the backward pass: to which array, from which, and whether added.
-        self._copied: list[tuple[Any, Any, bool]] = []
+        self._copied: list[tuple[NDArray, NDArray | None, bool]] = []
         for a, entry in zip(step.training.wanted, step.gradients):
             name = graph.nodes[a].name
             if a not in step.parts.left_out or entry in step.adding:
@@ -70,18 +83,18 @@ class ScheduledExecutor(mx.executor.Executor):
     def __del__(self) -> None:
         pass  # there is no executor of MXNet's to free
 
-    def _variables(self, inputs: Arrays) -> dict[Place, Any]:
+    def _variables(self, inputs: Arrays) -> dict[Place, NDArray]:
         """Find or make the arrays of the variables of the step."""
         step = self._step
         read = {*step.rows.read_row.tolist(), *(row for row, _ in step.heads)}
-        variables: dict[Place, Any] = {}
+        variables: dict[Place, NDArray] = {}
         for row in sorted(read.intersection(np.flatnonzero(step.arrays.variable).tolist())):
             array = inputs.get(step.names[row])
             tensor = step.signatures[row].tensors[0]
             variables[row, 0] = fitted(None, tensor, self._ctx) if array is None else array
         return variables
 
-    def _head_gradients(self) -> dict[int, Any]:
+    def _head_gradients(self) -> dict[int, NDArray]:
         """Find the arrays for the gradients of the outputs, by number, that are no losses."""
         step, heads = self._step, {}
         for row, source in enumerate(step.rows.source.tolist()):
@@ -89,7 +102,7 @@ class ScheduledExecutor(mx.executor.Executor):
                 heads[int(step.training.names[source].rsplit("_", 1)[1])] = self._arrays[row, 0]
         return heads
 
-    def _output(self, head: Entry) -> Any:
+    def _output(self, head: Entry) -> NDArray:
         """Find or make the array of an output of the network."""
         if head in self._arrays:  # a variable
             return self._arrays[head]
@@ -98,7 +111,7 @@ class ScheduledExecutor(mx.executor.Executor):
         array = self._array_of_block.setdefault(self._step.block(head), array)
         return array if array.shape == tensor.shape else array.reshape(tensor.shape)
 
-    def _gradient(self, array: Any, entry: Entry | None, added: bool) -> None:
+    def _gradient(self, array: NDArray, entry: Entry | None, added: bool) -> None:
         """Note how the array of a gradient is filled."""
         if entry is None:
             if not added:
@@ -113,7 +126,7 @@ class ScheduledExecutor(mx.executor.Executor):
                     self._copied.append((array, first.reshape(array.shape), False))
 
     @functools.cached_property
-    def _plain(self) -> Any:
+    def _plain(self) -> Executor:
         """The plain network with the same arrays; it never runs."""
         grads = {name: array for name, array in self.grad_dict.items() if array is not None}
         return mx.sym.Symbol.bind(
@@ -121,7 +134,7 @@ class ScheduledExecutor(mx.executor.Executor):
         )
 
     @property
-    def handle(self) -> Any:
+    def handle(self) -> object:
         """MXNet's executor, from which an unplanned network takes the arrays that it shares."""
         with environment():  # before the lock that Python has for `_plain`: a bind takes it too
             return self._plain.handle
@@ -149,7 +162,7 @@ class ScheduledExecutor(mx.executor.Executor):
         on_gpu = self._ctx.device_type == "gpu"
         return calls_of(self._step, on_gpu, bool(os.environ.get(POISON)))
 
-    def forward(self, is_train: bool = False, **kwargs: Any) -> list[Any]:
+    def forward(self, is_train: bool = False, **kwargs: NDArray) -> list[NDArray]:
         """Compute the outputs; parameters as those of ``mx.executor.Executor.forward``."""
         for name, array in kwargs.items():
             if name not in self.arg_dict:
@@ -158,19 +171,19 @@ class ScheduledExecutor(mx.executor.Executor):
             if getattr(array, "shape", None) != target.shape:
                 raise ValueError(f"argument {name!r} takes an array of shape {target.shape}")
             target[:] = array
-        self._ran_forward = False
+        self._pass = None
         self._run(0, self._program.forward, bool(is_train))
-        self.arena.user, self._ran_forward = self, bool(is_train)
+        self._pass = self.arena.last_pass = object() if is_train else None
         return self.outputs
 
-    def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
+    def backward(self, out_grads: OutGrads = None, is_train: bool = True) -> None:
         """Compute the gradients; parameters as those of ``mx.executor.Executor.backward``."""
-        if not self._ran_forward or not is_train:
+        if self._pass is None or not is_train:
             raise MemongerError(
                 "a scheduled network computes its gradients once after each "
                 "forward(is_train=True), in training mode; call that first"
             )
-        if self.arena.user is not self:
+        if self.arena.last_pass is not self._pass:
             raise MemongerError(
                 "another executor that shares the memory of this one has run since its "
                 "forward(is_train=True), which has overwritten its results; call that again"
@@ -187,7 +200,7 @@ class ScheduledExecutor(mx.executor.Executor):
                     "gradient (out_grads), an NDArray; to minimize it, use mx.sym.MakeLoss"
                 )
             out_grads[k].copyto(array)
-        self._ran_forward = False
+        self._pass = None
         self._run(self._program.forward, len(self._program.all), True)
         for array, source, added in self._copied:
             if source is None:
@@ -210,7 +223,7 @@ class ScheduledExecutor(mx.executor.Executor):
             monitor.after(self._program.all[k], calls.arrays)
 
     def reshape(
-        self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any
+        self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Sequence[int]
     ) -> ScheduledExecutor:
         """Make an executor for other shapes, also larger ones, that shares arrays and memory."""
         arrays = self.arg_dict
@@ -243,7 +256,7 @@ class ScheduledExecutor(mx.executor.Executor):
         spaces = "Total 1 TempSpace resource requested"  # Module reads the line before this one
         return "\n".join([*lines, f"Total {total} MB allocated", spaces, ""])
 
-    def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
+    def set_monitor_callback(self, callback: Callback, monitor_all: bool = False) -> None:
         """Install a callback; it gets each result once, however often it is computed."""
         self._monitor_callback, self._monitor_all = callback, monitor_all
         self._monitor = Monitor(self._step, callback, monitor_all)
@@ -272,7 +285,7 @@ def tensors_of(graph: ForwardGraph) -> dict[str, Tensor]:
     return {nodes[i].name: graph.tensors[i][0] for i in (*graph.arguments, *graph.auxiliary)}
 
 
-def fitted(array: Any, tensor: Tensor, ctx: Any) -> Any:
+def fitted(array: NDArray | None, tensor: Tensor, ctx: Context) -> NDArray:
     """Return a view of an array, or a new one of zeros where there is none or it is too small."""
     if array is None or np.dtype(array.dtype) != tensor.dtype or array.size < tensor.elements:
         return mx.nd.zeros(tensor.shape, ctx, dtype=tensor.dtype)

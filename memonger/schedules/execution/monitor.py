@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any, Callable, Mapping
+from typing import TYPE_CHECKING, Callable, Mapping
 
 from memonger.graph.operators.gradients import Attrs
 from memonger.graph.operators.recorded import LEGACY
-from memonger.schedules.execution.calls import Call, Place, Recorded, creator
-from memonger.schedules.training_step import OURS, TrainingStep, nodes_of
+from memonger.schedules.execution.calls import Call, Place, creator
+from memonger.schedules.training_step import OURS, TrainingStep
 from memonger.support.mxnet import mx
 from memonger.support.symbols import load_nodes
+
+if TYPE_CHECKING:
+    from memonger.support.types import NDArray
 
 #: Operators of one input, that MXNet names 'data'; those of all others have no name.
 DATA = LEGACY.union(
@@ -25,7 +28,7 @@ DATA = LEGACY.union(
     """.split()
 )
 
-Callback = Callable[[bytes, Any], None]
+Callback = Callable[[bytes, int], None]
 
 
 class Monitor:
@@ -33,18 +36,17 @@ class Monitor:
 
     def __init__(self, step: TrainingStep, callback: Callback, inputs: bool) -> None:
         self._step, self._callback, self._inputs = step, callback, inputs
-        self._nodes = nodes_of(step.rows)
 
-    def before(self, call: Call, arrays: Mapping[Place, Any]) -> None:
+    def before(self, call: Call, arrays: Mapping[Place, NDArray]) -> None:
         """Show what a call is about to read, if inputs are monitored."""
         for row in self._rows(call) if self._inputs else ():
-            op, attrs, reads = *self._signature(row), self._nodes[row].reads
+            op, attrs, reads = *self._signature(row), self._step.nodes[row].reads
             for name, entry in zip(input_names(op, attrs, len(reads)), reads):
                 if self._step.ops[entry[0]] == "null":
                     self._show(self._step.names[entry[0]], arrays[entry])
                 self._show(f"{self._step.names[row]}_{name}", arrays[entry])
 
-    def after(self, call: Call, arrays: Mapping[Place, Any]) -> None:
+    def after(self, call: Call, arrays: Mapping[Place, NDArray]) -> None:
         """Show what a call has written."""
         for row in self._rows(call):
             op, attrs = self._signature(row)
@@ -59,11 +61,10 @@ class Monitor:
 
     def _rows(self, call: Call) -> list[int]:
         """List the rows that a call computes and that the network has too."""
-        writes = call.invocation.writes if isinstance(call, Recorded) else call.writes
-        rows = dict.fromkeys(place[0] for place in writes if not isinstance(place, str))
+        rows = dict.fromkeys(place[0] for place in call.writes if not isinstance(place, str))
         return [row for row in rows if not self._step.names[row].startswith(OURS)]
 
-    def _show(self, name: str, array: Any) -> None:
+    def _show(self, name: str, array: NDArray) -> None:
         # A copy, for what comes next may overwrite it; the callback frees its handle.
         copy = array.copy()
         copy.wait_to_read()
@@ -74,7 +75,7 @@ class Monitor:
 @functools.lru_cache(maxsize=None)
 def output_names(op: str, attrs: Attrs, inputs: int, outputs: int) -> list[str]:
     """List the names of an operator's outputs, those too that ``list_outputs`` does not show."""
-    nodes: list[dict[str, Any]] = [
+    nodes: list[dict[str, object]] = [
         {"op": "null", "name": f"x{k}", "inputs": []} for k in range(inputs)
     ]
     reads = [[k, 0, 0] for k in range(inputs)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, Mapping
+from typing import TYPE_CHECKING, Dict, Mapping
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.training import training_graph
@@ -13,7 +13,11 @@ from memonger.schedules.training_step import TrainingStep
 from memonger.support.cache import Latest
 from memonger.support.versions import json_of
 
-Arrays = Dict[str, Any]  # by the names of arguments or auxiliary states
+if TYPE_CHECKING:
+    from memonger.support.types import NDArray, Symbol
+
+    Arrays = Dict[str, NDArray]  # by the names of arguments or auxiliary states
+
 Requests = Mapping[str, str]  # grad_req of each argument
 
 
@@ -38,7 +42,12 @@ class Recipe:
         self._steps: Latest[TrainingStep] = Latest(16)  # for shapes, gradients, devices
 
     def step(
-        self, symbol: Any, graph: ForwardGraph, requests: Requests, mkldnn: bool, step: Any = None
+        self,
+        symbol: Symbol,
+        graph: ForwardGraph,
+        requests: Requests,
+        mkldnn: bool,
+        step: TrainingStep | None = None,
     ) -> TrainingStep:
         """Return the step of the symbol's graph: remembered, or ``step``, or a new one."""
         # The network as it is now: attributes can be set at any time.

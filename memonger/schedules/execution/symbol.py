@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from typing import Any, Mapping, Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Mapping, Sequence, Union
 
 import numpy as np
 
@@ -20,15 +21,21 @@ from memonger.graph.read import forward_graph
 from memonger.schedules.execution import executor
 from memonger.schedules.execution.arena import address
 from memonger.schedules.execution.executor import ScheduledExecutor, fitted
-from memonger.schedules.execution.recipe import Arrays, Recipe, Requests
+from memonger.schedules.execution.recipe import Recipe, Requests
 from memonger.schedules.schedule import Schedule
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
 from memonger.support.versions import json_of
 
+if TYPE_CHECKING:
+    from memonger.schedules.execution.recipe import Arrays
+    from memonger.support.types import Context, Executor, Int32s, NDArray, Symbol
+
+    GradReq = Union[str, Sequence[str], Mapping[str, str]]
+    Given = Union[Mapping[str, NDArray], Sequence[NDArray], None]  # arrays, as bind takes them
+
 log = logging.getLogger("memonger")
 
-Symbol = mx.sym.Symbol
 _SLOT = mx.symbol._internal.SymbolBase.handle  # where MXNet keeps the handle of a symbol
 
 #: Where MXNet reads the handle of a symbol to make something else of it: c_handle_array (operators,
@@ -36,20 +43,19 @@ _SLOT = mx.symbol._internal.SymbolBase.handle  # where MXNet keeps the handle of
 LOSING = "mxnet/base.py", "mxnet/_ctypes/ndarray.py", "mxnet/contrib/amp/amp.py"
 
 
-def _losing(method: Any) -> Any:
+def _losing(method: FunctionType) -> object:
     """Make a method of a symbol whose result has no schedule."""
 
     @functools.wraps(method)
-    def losing(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def losing(self: ScheduledSymbol, *args: object, **kwargs: object) -> Symbol:
         result = method(self, *args, **kwargs)
-        if result is None:
-            return None
-        return _taking(result, self.recipe, self._lost or f"this was made by {method.__name__}()")
+        lost = self._lost or f"this was made by {method.__name__}()"
+        return None if result is None else _taking(result, self.recipe, lost)
 
     return losing
 
 
-class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
+class ScheduledSymbol(mx.sym.Symbol):
     """A network with a schedule. It is used, saved and inspected as the network is.
 
     Bound without gradients it is MXNet's own executor; bound for training, a `ScheduledExecutor`,
@@ -58,13 +64,13 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
     the plain network.
     """
 
-    def __init__(self, handle: Any, recipe: Recipe, lost: str | None = None) -> None:
+    def __init__(self, handle: object, recipe: Recipe, lost: str | None = None) -> None:
         super().__init__(handle)
         self.recipe = recipe
         self._lost = lost
 
     @property
-    def handle(self) -> Any:
+    def handle(self) -> object:
         """MXNet's symbol; reading it from where the schedule is lost is logged."""
         if sys._getframe(1).f_code.co_filename.endswith(LOSING):
             self._warn(
@@ -74,7 +80,7 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         return _SLOT.__get__(self)
 
     @handle.setter
-    def handle(self, value: Any) -> None:
+    def handle(self, value: object) -> None:
         _SLOT.__set__(self, value)
 
     @property
@@ -92,18 +98,17 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
                 place,
             )
 
-    def __deepcopy__(self, memo: Any) -> ScheduledSymbol:  # __copy__ calls it too
+    def __deepcopy__(self, memo: object) -> ScheduledSymbol:  # __copy__ calls it too
         return _taking(super().__deepcopy__(memo), self.recipe, self._lost)
 
-    def __reduce__(self) -> Any:
-        operations = self.recipe.schedule.operations
-        return _unpickled, (json_of(self), operations, self._lost)
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (json_of(self), self.recipe.schedule.operations, self._lost)
 
-    def _compose(self, *args: Any, **kwargs: Any) -> None:
+    def _compose(self, *args: object, **kwargs: object) -> None:
         self._lost = self._lost or "it was composed with other inputs"
         super()._compose(*args, **kwargs)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> ScheduledSymbol:
         """Take outputs by number, name or slice; all of them have the schedule too."""
         take = super().__getitem__
         chosen = range(len(self))[index] if isinstance(index, slice) else None
@@ -111,17 +116,17 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         same = self._lost or taken.list_outputs() == self.list_outputs()
         return _taking(taken, self.recipe, self._lost if same else "an output was taken from it")
 
-    get_internals = _losing(Symbol.get_internals)
-    get_children = _losing(Symbol.get_children)
-    optimize_for = _losing(Symbol.optimize_for)
-    get_backend_symbol = _losing(Symbol.get_backend_symbol)
+    get_internals = _losing(mx.sym.Symbol.get_internals)
+    get_children = _losing(mx.sym.Symbol.get_children)
+    optimize_for = _losing(mx.sym.Symbol.optimize_for)
+    get_backend_symbol = _losing(mx.sym.Symbol.get_backend_symbol)
 
-    def as_np_ndarray(self) -> Any:
+    def as_np_ndarray(self) -> Symbol:
         """Return the network as a symbol of NumPy's operators, without a schedule."""
         self._warn("it was converted with as_np_ndarray()")
         return super().as_np_ndarray()
 
-    def _by_schedule(self, requests: Requests, group2ctx: Any) -> bool:
+    def _by_schedule(self, requests: Requests, group2ctx: object) -> bool:
         """Return whether an executor with these requests runs the schedule, on one device."""
         if set(requests.values()) <= {"null"}:
             return False
@@ -137,30 +142,23 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
 
     def simple_bind(
         self,
-        ctx: Any,
-        grad_req: Any = "write",
-        type_dict: Mapping[str, Any] | None = None,
+        ctx: Context,
+        grad_req: GradReq = "write",
+        type_dict: Mapping[str, str | type] | None = None,
         stype_dict: Mapping[str, str] | None = None,
-        group2ctx: Any = None,
+        group2ctx: Mapping[str, Context] | None = None,
         shared_arg_names: Sequence[str] | None = None,
-        shared_exec: Any = None,
+        shared_exec: Executor | None = None,
         shared_buffer: Arrays | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: object,
+    ) -> Executor:
         """Bind with arrays made for it; as ``mx.sym.Symbol.simple_bind``."""
         requests = requests_of(self.list_arguments(), grad_req)
         if not self._by_schedule(requests, group2ctx):
             with environment():
+                shared = shared_arg_names, shared_exec, shared_buffer
                 return super().simple_bind(
-                    ctx,
-                    grad_req,
-                    type_dict,
-                    stype_dict,
-                    group2ctx,
-                    shared_arg_names,
-                    shared_exec,
-                    shared_buffer,
-                    **kwargs,
+                    ctx, grad_req, type_dict, stype_dict, group2ctx, *shared, **kwargs
                 )
         executor.refuse_sparse(stype_dict or {})
         inputs = {*self.list_arguments(), *self.list_auxiliary_states()}
@@ -169,16 +167,17 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         types = {k: np.dtype(v).name for k, v in (type_dict or {}).items() if k in inputs}
         graph = forward_graph(self, InputSpec(shapes, types))
         tensors = executor.tensors_of(graph)
-        args, grads, states, shared_names = {}, {}, {}, set()
+        args, grads, shared_names = {}, {}, set()
+        lent = lent_grads = states = {}
         if shared_exec is not None and shared_buffer is not None:  # MXNet shares by a buffer only
-            states, shared_names = shared_exec.aux_dict, set(shared_arg_names or ())
+            shared_names, states = set(shared_arg_names or ()), shared_exec.aux_dict
+            lent, lent_grads = shared_exec.arg_dict, shared_exec.grad_dict
         buffer: Arrays = {} if shared_buffer is None else shared_buffer
         for name in self.list_arguments():
             if name in shared_names:
-                args[name] = fitted(shared_exec.arg_dict.get(name), tensors[name], ctx)
-                lent = shared_exec.grad_dict.get(name)
-                if lent is not None:
-                    grads[name] = fitted(lent, tensors[name], ctx)
+                args[name] = fitted(lent.get(name), tensors[name], ctx)
+                if lent_grads.get(name) is not None:
+                    grads[name] = fitted(lent_grads[name], tensors[name], ctx)
             else:
                 args[name] = array = fitted(buffer.get(name), tensors[name], ctx)
                 if name not in buffer or array.size > buffer[name].size:
@@ -189,14 +188,14 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
 
     def bind(
         self,
-        ctx: Any,
-        args: Any,
-        args_grad: Any = None,
-        grad_req: Any = "write",
-        aux_states: Any = None,
-        group2ctx: Any = None,
-        shared_exec: Any = None,
-    ) -> Any:
+        ctx: Context,
+        args: Given,
+        args_grad: Given = None,
+        grad_req: GradReq = "write",
+        aux_states: Given = None,
+        group2ctx: Mapping[str, Context] | None = None,
+        shared_exec: Executor | None = None,
+    ) -> Executor:
         """Bind to these arrays; as ``mx.sym.Symbol.bind``."""
         names = self.list_arguments()
         grads = by_name(args_grad, names)
@@ -238,30 +237,30 @@ def refuse_overlaps(grads: Arrays, inputs: Arrays) -> None:
         latest[what] = max(latest[what], (start + nbytes, name))
 
 
-def scheduled(symbol: Any, schedule: Schedule) -> ScheduledSymbol:
+def scheduled(symbol: Symbol, schedule: Schedule) -> ScheduledSymbol:
     """Copy a network without marks so that it trains by a schedule (nodes of its ForwardGraph)."""
     return _taking(symbol.__copy__(), Recipe(schedule))
 
 
-def _taking(symbol: Any, recipe: Recipe, lost: str | None = None) -> ScheduledSymbol:
+def _taking(symbol: Symbol, recipe: Recipe, lost: str | None = None) -> ScheduledSymbol:
     """Make a ScheduledSymbol that takes a symbol's place: the handle is its from now on."""
     heir = ScheduledSymbol(symbol.handle, recipe, lost)
     symbol.handle = mx.base.SymbolHandle()
     return heir
 
 
-def _unpickled(text: str, operations: np.ndarray, lost: str | None) -> ScheduledSymbol:
+def _unpickled(text: str, operations: Int32s, lost: str | None) -> ScheduledSymbol:
     return _taking(mx.sym.load_json(text), Recipe(Schedule(operations)), lost)
 
 
-def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
+def requests_of(names: Sequence[str], grad_req: GradReq) -> dict[str, str]:
     """Read 'write', 'add' or 'null' for each argument from what ``bind`` takes."""
     if isinstance(grad_req, dict):  # MXNet does not mind other names
         grad_req = {name: grad_req.get(name, "null") for name in names}
     return read_requests(names, grad_req)
 
 
-def by_name(arrays: Any, names: Sequence[str], required: str = "") -> Arrays:
+def by_name(arrays: Given, names: Sequence[str], required: str = "") -> Arrays:
     """Name the arrays of a ``bind``; ``required`` is what an error calls one that is missing."""
     if not isinstance(arrays, dict):
         listed = [None] * len(names) if arrays is None else arrays
