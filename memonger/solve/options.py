@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import numbers
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from memonger.support.checks import check_count, check_number
 from memonger.support.errors import MemongerError
+
+if TYPE_CHECKING:
+    from memonger.support.types import NDArray
 
 WAYS, EITHER = ("marks", "schedule"), "auto"
 PLANNERS = ("smallest", "chen2016")
@@ -38,28 +41,23 @@ class Options:
     patience: float | None = None  # as the network is worth it
 
 
-def read_options(
+def read_options(  # type: ignore[misc]  # the other keywords are those of Options
     *,
-    how: str = "marks",
-    work: float | None = None,
-    budget: Any = None,
+    budget: object = None,
     budget_of: str | None = None,
-    optimizer: Any = None,
-    ctx: Any = None,
-    planner: str = "smallest",
-    ntrial: int = 6,
-    kept_copies: bool = True,
-    rules: bool = True,
-    measure: bool = False,
-    patience: float | None = None,
+    optimizer: object = None,
+    ctx: object = None,
+    **keywords: Any,
 ) -> Options:
     """Check how to plan, as the keywords of ``memonger.plan`` of these names say."""
+    options = Options(**keywords)
+    how, planner, patience = options.how, options.planner, options.patience
     choices = ("way (how)", how, (*WAYS, EITHER)), ("planner", planner, PLANNERS)
     for option, value, names in choices:
         if not isinstance(value, str) or value not in names:
             forms = ", ".join(map(repr, names))
             raise MemongerError(f"unknown {option} {value!r}; give one of {forms}")
-    work, checked_patience = check_number("work", work), check_number("patience", patience)
+    work, checked_patience = check_number("work", options.work), check_number("patience", patience)
     if work is not None and not work >= 1:
         raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
     if work is not None and work < 2 and how == "marks":
@@ -69,24 +67,23 @@ def read_options(
         raise MemongerError(f"patience={patience} {allowed}")
     limit = read_budget(budget, budget_of, optimizer, ctx)
     other = "a schedule" if how == "schedule" else limit and "a budget"
-    if other and (planner != "smallest" or not rules):
+    if other and (planner != "smallest" or not options.rules):
         raise MemongerError(
-            f"planner={planner!r}, rules={rules!r}: {other} takes neither; leave out both"
+            f"planner={planner!r}, rules={options.rules!r}: {other} takes neither; leave out both"
         )
-    return Options(
-        how=how,
+    return replace(
+        options,
         work=work,
         budget=limit,
-        planner=planner,
-        ntrial=check_count("ntrial", ntrial, 1),
-        kept_copies=bool(kept_copies),
-        rules=bool(rules),
-        measure=bool(measure),
+        ntrial=check_count("ntrial", options.ntrial, 1),
+        kept_copies=bool(options.kept_copies),
+        rules=bool(options.rules),
+        measure=bool(options.measure),
         patience=checked_patience,
     )
 
 
-def read_plan_options(**keywords: Any) -> Options:
+def read_plan_options(**keywords: Any) -> Options:  # type: ignore[misc]  # as read_options
     """Check how to make one plan, as `read_options`; 'auto' then needs a budget to choose by."""
     options = read_options(**keywords)
     if options.how == EITHER and options.budget is None:
@@ -108,7 +105,7 @@ class Budget:
         return int(self.amount * unplanned if self.is_share else self.amount)
 
 
-def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget | None:
+def read_budget(budget: object, of: str | None, optimizer: object, ctx: object) -> Budget | None:
     """Check a budget as ``memonger.plan`` takes it; None where there is none."""
     if of not in (None, "pool", "device"):
         raise MemongerError(f"budget_of must be 'pool' or 'device', not {of!r}")
@@ -129,7 +126,7 @@ def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget
     return Budget(float(amount), is_share, of or "pool", measure_state_per_element(optimizer))
 
 
-def _read_amount(budget: Any) -> tuple[float, bool]:
+def _read_amount(budget: object) -> tuple[float, bool]:
     """Read an amount of memory: the bytes or the share, and whether it is a share."""
     if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
         return budget, not isinstance(budget, numbers.Integral)  # type: ignore[return-value]
@@ -147,7 +144,7 @@ def _read_amount(budget: Any) -> tuple[float, bool]:
     return number * UNITS[unit], False
 
 
-def read_free_bytes(ctx: Any) -> float:
+def read_free_bytes(ctx: object) -> float:
     """Ask the GPU that ``ctx`` names, or the first one, for the memory that is free now."""
     from memonger.graph.inputs import check_device, read_devices
     from memonger.support.mxnet import mx
@@ -159,14 +156,14 @@ def read_free_bytes(ctx: Any) -> float:
     return float(mx.context.gpu_memory_info(device.device_id)[0])
 
 
-def measure_state_per_element(optimizer: Any) -> float:
+def measure_state_per_element(optimizer: object) -> float:
     """Measure the state of an optimiser (or its name, or name and parameters), bytes an element."""
     if optimizer is None:
         return 0.0
     from memonger.support.mxnet import mx
 
-    is_pair = isinstance(optimizer, tuple) and len(optimizer) == 2
-    instance, parameters = optimizer if is_pair else (optimizer, {})
+    pair = optimizer if isinstance(optimizer, tuple) and len(optimizer) == 2 else (optimizer, {})
+    instance, parameters = pair
     try:
         if not isinstance(instance, mx.optimizer.Optimizer):
             instance = mx.optimizer.create(instance, **parameters)
@@ -178,8 +175,8 @@ def measure_state_per_element(optimizer: Any) -> float:
     return _count_bytes(instance.create_state_multi_precision(0, weight)) / weight.size
 
 
-def _count_bytes(state: Any) -> int:
-    """Add up the bytes of all arrays in the state of an optimiser."""
+def _count_bytes(state: NDArray) -> int:
+    """Add up the bytes of an optimiser's state: an array, None, or lists of these."""
     if isinstance(state, (list, tuple)):
         return sum(map(_count_bytes, state))
     return state.size * np.dtype(state.dtype).itemsize if hasattr(state, "asnumpy") else 0

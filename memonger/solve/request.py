@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Mapping
 
 from memonger.graph import inputs, marks
 from memonger.graph.forward import no_collection
@@ -19,6 +19,9 @@ from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import read
 
+if TYPE_CHECKING:
+    from memonger.support.types import Context, Json, Symbol
+
 log = logging.getLogger("memonger")
 
 
@@ -26,19 +29,19 @@ log = logging.getLogger("memonger")
 class Request:
     """A network to be planned, its inputs and its devices."""
 
-    symbol: Any  # of the network: without marks, and without what an earlier plan added
+    symbol: Symbol  # of the network: without marks, and without what an earlier plan added
     spec: inputs.InputSpec  # of one device's inputs
     grad_req: dict[str, str]  # 'write', 'add' or 'null' for each argument
-    ctx: Any  # for which devices a plan is, as `inputs.read_devices` returns it
+    ctx: Context | str  # for which devices a plan is, as `inputs.read_devices` returns it
     until: int | None = None  # the node from which on everything is kept
 
     @property
-    def device(self) -> Any:
+    def device(self) -> Context:
         """The device to bind on: the CPU, so that no CUDA context is made, if no GPU is named."""
         return mx.cpu() if isinstance(self.ctx, str) else inputs.check_device(self.ctx)
 
     @property
-    def timed_on(self) -> Any:
+    def timed_on(self) -> Context:
         """The device to time operators on: a GPU for a plan for GPUs, if one is there."""
         return mx.gpu(0) if self.ctx == GPU and inputs.count_gpus() else self.device
 
@@ -59,13 +62,13 @@ class Request:
 
 
 def read_call(
-    net: Any,
-    shapes: Any = None,
-    input_shapes: Mapping[str, Any] | None = None,
-    type_dict: Mapping[str, Any] | None = None,
-    grad_req: Any = "write",
+    net: object,
+    shapes: object = None,
+    input_shapes: Mapping[str, object] | None = None,
+    type_dict: object = None,
+    grad_req: object = "write",
     *,
-    ctx: Any = None,
+    ctx: object = None,
     devices: int = 1,
 ) -> Request:
     """Check the network of a call as it stands; arguments are those of ``memonger.plan``."""
@@ -76,14 +79,14 @@ def read_call(
 
 @no_collection()
 def read_request(
-    net: Any,
-    shapes: Any = None,
-    input_shapes: Mapping[str, Any] | None = None,
-    type_dict: Mapping[str, Any] | None = None,
-    grad_req: Any = "write",
+    net: object,
+    shapes: object = None,
+    input_shapes: Mapping[str, object] | None = None,
+    type_dict: object = None,
+    grad_req: object = "write",
     *,
-    ctx: Any = None,
-    until: str | None = None,
+    ctx: object = None,
+    until: object = None,
     devices: int = 1,
 ) -> Request:
     """Check the network to plan, up to which layer, and for which devices, as `read_call`."""
@@ -100,7 +103,7 @@ def read_request(
     return replace(request, symbol=symbol, until=layer)
 
 
-def _find_layer(symbol: Any, name: Any) -> int:
+def _find_layer(symbol: Symbol, name: object) -> int:
     """Find the first operator of this name, or with such an output; else one with it in its name.
 
     A name with ``*`` or ``?`` is a pattern. Copies of the original take parts of names too.
@@ -125,7 +128,7 @@ def _find_layer(symbol: Any, name: Any) -> int:
     raise MemongerError(f"until={name!r} is no operator of the network{hint}")
 
 
-def read_structure(symbol: Any) -> dict[str, Any]:
+def read_structure(symbol: Symbol) -> Json:
     """Read the graph of a symbol without names of operators: MXNet makes new ones each time."""
     graph = read(symbol)
     for node in graph["nodes"]:
@@ -142,7 +145,7 @@ def read_mxnet_variables() -> dict[str, str]:
 
 def fingerprint(request: Request, options: Options) -> str:
     """Hash everything that a plan depends on."""
-    inputs_and_devices = [request.spec, request.grad_req, str(request.ctx), request.until]
+    inputs_and_devices = request.spec, request.grad_req, str(request.ctx), request.until
     structure, variables = read_structure(request.symbol), read_mxnet_variables()
-    parts = [structure, variables, inputs_and_devices, astuple(options)]
+    parts = structure, variables, inputs_and_devices, astuple(options)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -7,7 +7,7 @@ import logging
 import math
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Callable, Iterable, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Iterable, Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from memonger.solve.request import Request
 from memonger.solve.ways import RUNGS, Original, Schedules, Way, make_ways, remember, search_front
 from memonger.support.errors import MB, BudgetError, in_words
 from memonger.support.versions import VERSION
+
+if TYPE_CHECKING:
+    from memonger.support.types import Symbol
 
 log = logging.getLogger("memonger")
 
@@ -43,7 +46,7 @@ class Solution:
 
     way: Way
     plan: Candidate
-    symbol: Any  # the planned network
+    symbol: Symbol  # the planned network
     memory: Memory
     costs: Mapping[str, int]  # of the plans that were compared, as MXNet counts bytes
     warnings: tuple[str, ...] = ()
@@ -62,7 +65,7 @@ def solve(request: Request, options: Options) -> Solution:
 
 def find_smallest(way: Way) -> Solution:
     """Search for the plan of least memory."""
-    searched = remember(way.search_smallest, way.request, way.options)
+    searched = remember(way.search_smallest, "smallest", way.request, way.options)
     solution = _confirm_first(way, searched)
     is_other = solution.plan is not searched.plans[0]
     if isinstance(way, Schedules) and is_other and not searched.interrupted:

@@ -110,9 +110,7 @@ def divide(names: Sequence[str], nbytes: Sequence[int]) -> tuple[list[str], list
     return titles, (np.searchsorted(edges, np.arange(len(names)), side="right") - 1).tolist()
 
 
-def list_alive(
-    memory: Memory, table: OperatorTable, states: States, most: int
-) -> Json:
+def list_alive(memory: Memory, table: OperatorTable, states: States, most: int) -> Json:
     """List which tensors are alive when, in steps: the operators of a training step as they run.
 
     Where there are more than ``most``, fewer steps are drawn, and tensors are merged that are of

@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 from dataclasses import replace
-from typing import Any, Callable, Iterator, Sequence, TypeVar, Union
+from typing import TYPE_CHECKING, Callable, Hashable, Iterator, Sequence, TypeVar, Union
 
 import numpy as np
 
@@ -51,7 +51,11 @@ from memonger.support.cache import Latest
 from memonger.support.errors import MB, MemongerError, in_words
 from memonger.support.parallel import progress_bar
 
+if TYPE_CHECKING:
+    from memonger.support.types import Bools, Doubles, Symbol
+
 log = logging.getLogger("memonger")
+S = TypeVar("S")
 T = TypeVar("T")
 
 #: Where the pool has fewer bytes there is little to save, and such networks often come by the
@@ -65,12 +69,12 @@ RUNGS = 2.0, 3.0
 _searches: Latest[Searched] = Latest(128)
 
 
-def once(method: Callable[[Any], T]) -> Callable[[Any], T]:
+def once(method: Callable[[S], T]) -> Callable[[S], T]:
     """Make a method that runs once for each object, and then returns the same result."""
     name = f"_{method.__name__}"
 
     @functools.wraps(method)
-    def call(self: Any) -> T:
+    def call(self: S) -> T:
         if name not in vars(self):
             vars(self)[name] = method(self)
         return vars(self)[name]
@@ -111,7 +115,7 @@ class _Network:
             log.info("kept by rule: %s", kept_summary(reasons))
         return rules
 
-    def count_pool(self, mask: np.ndarray) -> int:
+    def count_pool(self, mask: Bools) -> int:
         """Return the pool of marks as MXNet counts it; bind where a replay is not exact."""
         if self.measure_unplanned().exact:
             return self.build_rules().replay(mask).pool_bytes
@@ -237,7 +241,7 @@ class Marks(_Network):
         _, rules, mask = settle(self.build_rules(), plan.plan)
         return predict_marks(rules.trainings[0], mask, self.find_held(), rules.fuses)
 
-    def bind_plan(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
+    def bind_plan(self, plan: Candidate) -> tuple[Candidate, Symbol, Memory]:
         """Make what MXNet can carry out of a plan into a symbol, and have MXNet bind it."""
         symbol, rules = self.request.symbol, self.build_rules()
         copies = marks.make_inferable(symbol, plan.copies, self.request.spec.shapes)
@@ -258,10 +262,10 @@ class Original(Marks):
     """The original's search (Chen et al. 2016), trial for trial."""
 
     def search_smallest(self) -> Searched:
-        trials: list[tuple[int, np.ndarray]] = []
+        trials: list[tuple[int, Bools]] = []
         interrupted, ntrial = False, self.options.ntrial
 
-        def count_mb(mask: np.ndarray) -> int:
+        def count_mb(mask: Bools) -> int:
             mask = mask & self.is_before_until
             trials.append((self.count_pool(mask) // MB, mask))
             progress(len(trials) / (3 + ntrial))
@@ -352,7 +356,7 @@ class Schedules(_Network):
         self.choose_patience()
         way = copy.copy(self)  # it shares what is known of the network
         way.options = replace(self.options, work=work, budget=None)
-        return remember(way.search_smallest, way.request, way.options, level=logging.DEBUG)
+        return remember(way.search_smallest, "smallest", way.request, way.options, logging.DEBUG)
 
     def _search_less_work(self, work: float | None) -> Searched:
         """Find the plans of least memory with less work than ``work``; the last is the smallest."""
@@ -375,13 +379,12 @@ class Schedules(_Network):
     def _search(
         self,
         search: Callable[[trees.ScheduleSearch], Sequence[Candidate]],
-        weights: np.ndarray | None = None,
+        weights: Doubles | None = None,
     ) -> Searched:
         """Search for schedules; KeyboardInterrupt before there is one that recomputes is raised."""
         with progress_bar() as progress:
-            tree = trees.ScheduleSearch(
-                self.workload, self.choose_patience(), progress, weights, self.parts
-            )
+            patience = self.choose_patience()
+            tree = trees.ScheduleSearch(self.workload, patience, progress, weights, self.parts)
             plans = search(tree)
         if tree.interrupted and all(plan.origin == trees.NO_RECOMPUTATION for plan in plans):
             raise KeyboardInterrupt
@@ -391,12 +394,12 @@ class Schedules(_Network):
         return Searched(plans, tree.interrupted)
 
     def predict_memory(self, plan: Candidate) -> Memory:
-        def predict() -> Memory:
-            return predict_step(build_step(self.parts_of_step, plan.plan), self.find_held())
+        return self._memories.get_or_make(
+            plan.key,
+            lambda: predict_step(build_step(self.parts_of_step, plan.plan), self.find_held()),
+        )
 
-        return self._memories.get_or_make(plan.key, predict)
-
-    def bind_plan(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
+    def bind_plan(self, plan: Candidate) -> tuple[Candidate, Symbol, Memory]:
         schedules.check(self.workload, plan.plan)
         planned, memory = scheduled(self.request.symbol, plan.plan), self.predict_memory(plan)
         step, grad_req = memory.replay.training, self.request.grad_req
@@ -435,24 +438,27 @@ def make_ways(request: Request, options: Options) -> Iterator[Way]:
 def search_front(way: Way, starts: Sequence[Candidate] = ()) -> Searched:
     """Search for the plans that no other beats in memory and time; marks also from ``starts``."""
     options = replace(way.options, work=None, budget=None)
-    return remember(way.search_front, way.request, options, starts)
+    goal = "front", *[plan.key for plan in starts]
+    search = (
+        functools.partial(way.search_front, starts) if isinstance(way, Marks) else way.search_front
+    )
+    return remember(search, goal, way.request, options)
 
 
 def remember(
-    search: Callable[..., Searched],
+    search: Callable[[], Searched],
+    goal: Hashable,
     request: Request,
     options: Options,
-    starts: Sequence[Candidate] = (),
     level: int = logging.INFO,
 ) -> Searched:
-    """Search by this method of a way, unless that was done before, from the same ``starts``."""
-    plans = tuple([plan.key for plan in starts])
-    key = search.__name__, fingerprint(request, options), plans
+    """Search for this goal, unless that was done before."""
+    key = goal, fingerprint(request, options)
     searched = _searches.get(key)
     if searched is not None:
         log.log(level, "this network was planned before; what was found then is taken")
         return searched
-    searched = search(*([starts] if starts else []))
+    searched = search()
     if not searched.interrupted:
         _searches.put(key, searched)
     return searched
