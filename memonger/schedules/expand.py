@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from itertools import chain
-from typing import Collection, NamedTuple, Sequence
+from typing import Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from memonger.costs.replay import replay
 from memonger.graph.arrays import join_columns
-from memonger.graph.forward import FLOAT, Entry, no_collection
+from memonger.graph.forward import FLOAT, Entry, ForwardGraph, no_collection
 from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import truth
@@ -28,10 +28,10 @@ from memonger.graph.operators.recorded import (
     is_recorded,
 )
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.training import TrainingGraph
+from memonger.graph.training import TrainingGraph, training_graph
 from memonger.schedules.layouts import Expected, refusal
 from memonger.schedules.rows import NodeVariants
-from memonger.schedules.schedule import FIRST_TIME, Schedule, Workload
+from memonger.schedules.schedule import FIRST_TIME, Schedule, Workload, adapt, check, workload
 from memonger.schedules.training_step import (
     Node,
     Nodes,
@@ -333,3 +333,15 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
         if parts.mkldnn:
             raise
     return bare
+
+
+def step_for(
+    graph: ForwardGraph, schedule: Schedule, requests: Mapping[str, str], mkldnn: bool
+) -> TrainingStep:
+    """Build the training step of a network for these gradients, by what fits of a schedule."""
+    request = {a: requests[graph.nodes[a].name] for a in graph.arguments}
+    work = workload(training_graph(graph, [a for a in request if request[a] != "null"]))
+    fitting = adapt(work, schedule)
+    check(work, fitting)
+    added = [a for a in request if request[a] == "add"]
+    return build_step(make_parts(work, added, mkldnn), fitting)

@@ -17,11 +17,10 @@ from memonger.graph import marks
 from memonger.graph.arrays import FORWARD, RECOMPUTED
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.recompute import GPU, fuses
-from memonger.graph.operators.tensors import Tensor
 from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
-from memonger.schedules.execution.recipe import step_for
 from memonger.schedules.execution.symbol import ScheduledSymbol
+from memonger.schedules.expand import step_for
 from memonger.schedules.training_step import Placed, TrainingStep
 from memonger.solve.options import Budget
 from memonger.solve.request import Request
@@ -39,7 +38,6 @@ class Memory:
     replay: Replay  # operator by operator
     bound: int  # MXNet's own total, in whole MB rounded down; that of the replay without a bind
     inexact: tuple[str, ...]  # why the replay may be wrong
-    gradients: tuple[Tensor, ...]  # that are written to arrays of their own
     held: Held = NOTHING  # by operators, beside the pool
     fused: Replay | None = None  # the same step as pointwise fusion leaves it, where that is on
 
@@ -78,7 +76,8 @@ class Memory:
     @cached_property
     def device_bytes(self) -> int:
         """The bytes of the device, with all that it is bound to and what operators hold."""
-        return count_device_bytes(self.planned, self.gradients, self.taken, self.pool_bytes)
+        gradients = [self.graph.tensors[a][0] for a in self.training.wanted]
+        return count_device_bytes(self.planned, gradients, self.taken, self.pool_bytes)
 
     @cached_property
     def taken(self) -> Held:
@@ -161,18 +160,16 @@ def predict_marks(
     training: TrainingGraph, mask: Bools, held: Held = NOTHING, fused: bool = False
 ) -> Memory:
     """Replay a network with these operators marked, and pointwise fusion if it is ``fused``."""
-    gradients = tuple(training.graph.tensors[a][0] for a in training.wanted)
     unfused = replay(training, mask)
     with_fusion = replay_fused(training, mask) if fused else None
     bound = (with_fusion or unfused).pool_bytes // MB
-    return Memory(unfused, bound, training.inexact, gradients, held, with_fusion)
+    return Memory(unfused, bound, training.inexact, held, with_fusion)
 
 
 def predict_step(step: TrainingStep, held: Held = NOTHING) -> Memory:
     """Predict what a training step of a schedule takes: its arena, and arrays of its outputs."""
-    training, placed = step.training, step.replay()
-    gradients = tuple(training.graph.tensors[a][0] for a in training.wanted)
-    return Memory(placed, placed.pool_bytes // MB, (), gradients, held)
+    placed = step.replay()
+    return Memory(placed, placed.pool_bytes // MB, (), held)
 
 
 def predict(request: Request) -> Memory:

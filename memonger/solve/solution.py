@@ -20,7 +20,16 @@ from memonger.schedules.layouts import Refused
 from memonger.solve.memory import Memory
 from memonger.solve.options import Options
 from memonger.solve.request import Request
-from memonger.solve.ways import RUNGS, Original, Schedules, Way, make_ways, remember, search_front
+from memonger.solve.ways import (
+    RUNGS,
+    Original,
+    Schedules,
+    Way,
+    make_ways,
+    remember,
+    run_searches,
+    search_front,
+)
 from memonger.support.errors import MB, BudgetError, in_words
 from memonger.support.versions import VERSION
 
@@ -117,19 +126,8 @@ def find_fastest(way: Way, search: Callable[[], tuple[Plans, bool]]) -> Solution
 
 def search_ways(ways: Iterable[Way]) -> tuple[Plans, bool]:
     """Search by each way for the plans that no other beats; whether the user ended the search."""
-    plans: list[tuple[Way, Candidate]] = []
-    interrupted = False
-    try:
-        for way in ways:
-            searched = search_front(way)
-            plans += [(way, plan) for plan in searched.plans]
-            interrupted = searched.interrupted
-            if interrupted:
-                break
-    except KeyboardInterrupt:
-        if not plans:
-            raise
-        interrupted = True
+    results, interrupted = run_searches((way, search_front(way)) for way in ways)
+    plans = [(way, plan) for way, searched in results for plan in searched.plans]
     return not_dominated(plans, lambda p: (p[1].added_time or 0.0, p[1].pool_bytes)), interrupted
 
 

@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Callable, Hashable, Iterator, Sequence, TypeVar, Union
+from typing import TYPE_CHECKING, Callable, Hashable, Iterable, Iterator, Sequence, TypeVar, Union
 
 import numpy as np
 
@@ -360,21 +360,9 @@ class Schedules(_Network):
 
     def _search_less_work(self, work: float | None) -> Searched:
         """Find the plans of least memory with less work than ``work``; the last is the smallest."""
-        plans: list[Candidate] = []
-        interrupted = False
-        for limit in RUNGS:
-            if interrupted or work is not None and limit >= work:
-                break
-            try:
-                searched = self.search_least(limit)
-            except KeyboardInterrupt:
-                if not plans:
-                    raise
-                interrupted = True
-            else:
-                plans += searched.plans[:1]
-                interrupted = searched.interrupted
-        return Searched(plans, interrupted)
+        limits = [limit for limit in RUNGS if work is None or limit < work]
+        results, interrupted = run_searches((limit, self.search_least(limit)) for limit in limits)
+        return Searched([searched.plans[0] for _, searched in results], interrupted)
 
     def _search(
         self,
@@ -443,6 +431,24 @@ def search_front(way: Way, starts: Sequence[Candidate] = ()) -> Searched:
         functools.partial(way.search_front, starts) if isinstance(way, Marks) else way.search_front
     )
     return remember(search, goal, way.request, options)
+
+
+def run_searches(searches: Iterable[tuple[T, Searched]]) -> tuple[list[tuple[T, Searched]], bool]:
+    """List the results of searches until the user ends one, and whether that was so.
+
+    KeyboardInterrupt before the first result is raised.
+    """
+    results: list[tuple[T, Searched]] = []
+    try:
+        for result in searches:
+            results.append(result)
+            if result[1].interrupted:
+                return results, True
+    except KeyboardInterrupt:
+        if not results:
+            raise
+        return results, True
+    return results, False
 
 
 def remember(

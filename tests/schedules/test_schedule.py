@@ -10,11 +10,10 @@ import memonger
 import mxnet as mx
 import pytest
 from memonger.costs.bind import has_mkldnn
-from memonger.schedules.execution.recipe import step_for
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import check
 from memonger.schedules.training_step import TrainingStep
-from memonger.schedules.expand import build_step, make_parts
+from memonger.schedules.expand import build_step, make_parts, step_for
 from memonger.solve.memory import predict_step
 from memonger.support.mxnet import environment
 

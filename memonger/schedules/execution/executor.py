@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, Mapping, Sequence, Union
+from typing import TYPE_CHECKING, Dict, Mapping, Sequence, Union
 
 import numpy as np
 
@@ -14,14 +14,13 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.arena import Arena, array_at, refuse_types
 from memonger.schedules.execution.calls import BoundCalls, Calls, Place, calls_of
 from memonger.schedules.execution.monitor import Callback, Monitor
-from memonger.schedules.execution.recipe import Requests
 from memonger.support.errors import MB, MemongerError
 from memonger.support.mxnet import environment, mx
 
 if TYPE_CHECKING:
-    from memonger.schedules.execution.recipe import Arrays
     from memonger.support.types import Context, Executor, NDArray, Symbol
 
+    Arrays = Dict[str, NDArray]  # by the names of arguments or auxiliary states
     OutGrads = Union[Mapping[str, NDArray], Sequence[NDArray], NDArray, None]
 
 POISON = "MEMONGER_POISON"  # an environment variable, for tests: dead tensors are overwritten
@@ -47,7 +46,7 @@ class ScheduledExecutor(mx.executor.Executor):
         ctx: Context,
         graph: ForwardGraph,
         arrays: tuple[Arrays, Arrays, Arrays],
-        requests: Requests,
+        requests: Mapping[str, str],
         lent: object,
     ) -> None:
         args, grads, aux = arrays
@@ -59,12 +58,9 @@ class ScheduledExecutor(mx.executor.Executor):
         self.arena: Arena[BoundCalls] = arena
         self.arena.reserve(step.arena_bytes)
         self._pass: object = None  # stands for a forward pass whose gradients may be computed
-        grads = {
-            name: grads.get(name)
-            if request == "null"
-            else fitted(grads.get(name), tensors[name], ctx)
-            for name, request in requests.items()
-        }
+        wanted = [name for name, request in requests.items() if request != "null"]
+        fitting = {name: fitted(grads.get(name), tensors[name], ctx) for name in wanted}
+        grads = {**dict.fromkeys(names), **grads, **fitting}
         self.arg_arrays = [args[name] for name in names]
         self.grad_arrays = [grads[name] for name in names]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]

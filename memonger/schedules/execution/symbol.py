@@ -9,6 +9,7 @@ Either is logged once for each network and place.
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import sys
 from types import FunctionType
@@ -16,19 +17,22 @@ from typing import TYPE_CHECKING, Mapping, Sequence, Union
 
 import numpy as np
 
+from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec, read_requests
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution import executor
 from memonger.schedules.execution.arena import address
 from memonger.schedules.execution.executor import ScheduledExecutor, fitted
-from memonger.schedules.execution.recipe import Recipe, Requests
+from memonger.schedules.expand import step_for
 from memonger.schedules.schedule import Schedule
+from memonger.schedules.training_step import TrainingStep
+from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
 from memonger.support.versions import json_of
 
 if TYPE_CHECKING:
-    from memonger.schedules.execution.recipe import Arrays
+    from memonger.schedules.execution.executor import Arrays
     from memonger.support.types import Context, Executor, Int32s, NDArray, Symbol
 
     GradReq = Union[str, Sequence[str], Mapping[str, str]]
@@ -41,6 +45,32 @@ _SLOT = mx.symbol._internal.SymbolBase.handle  # where MXNet keeps the handle of
 #: Where MXNet reads the handle of a symbol to make something else of it: c_handle_array (operators,
 #: Group), CachedOp (SymbolBlock), mixed precision.
 LOSING = "mxnet/base.py", "mxnet/_ctypes/ndarray.py", "mxnet/contrib/amp/amp.py"
+
+
+class Recipe:
+    """A schedule and the latest steps by it, which copies of a symbol share."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.losses: set[str] = set()  # that have been logged: where the schedule was lost
+        self._steps: Latest[TrainingStep] = Latest(16)  # for shapes, gradients, devices
+
+    def step(
+        self,
+        symbol: Symbol,
+        graph: ForwardGraph,
+        requests: Mapping[str, str],
+        mkldnn: bool,
+        step: TrainingStep | None = None,
+    ) -> TrainingStep:
+        """Return the step of the symbol's graph: remembered, or ``step``, or a new one."""
+        # The network as it is now: attributes can be set at any time.
+        network = hashlib.sha256(json_of(symbol).encode()).digest()
+        tensors = tuple(graph.tensors[a] for a in graph.arguments)
+        key = network, tensors, frozenset(requests.items()), mkldnn
+        return self._steps.get_or_make(
+            key, lambda: step or step_for(graph, self.schedule, requests, mkldnn)
+        )
 
 
 def _losing(method: FunctionType) -> object:
@@ -126,7 +156,7 @@ class ScheduledSymbol(mx.sym.Symbol):
         self._warn("it was converted with as_np_ndarray()")
         return super().as_np_ndarray()
 
-    def _by_schedule(self, requests: Requests, group2ctx: object) -> bool:
+    def _by_schedule(self, requests: Mapping[str, str], group2ctx: object) -> bool:
         """Return whether an executor with these requests runs the schedule, on one device."""
         if set(requests.values()) <= {"null"}:
             return False
