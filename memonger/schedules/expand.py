@@ -22,7 +22,6 @@ from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.recorded import (
     ACCUMULATING,
-    ASYNCHRONOUS,
     BY_MKLDNN,
     IN_PLACE,
     is_recorded,
@@ -40,6 +39,7 @@ from memonger.schedules.training_step import (
     hold_for_autograd,
     insert,
     lay_out_plainly,
+    list_reads,
     make_step,
 )
 from memonger.support.errors import MemongerError
@@ -119,9 +119,7 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
 
 def _read_rows(work: Workload, mkldnn: bool) -> _Network:
     training, t = work.training, work.training.arrays
-    start = t.read_start.tolist()
-    entries = list(zip(t.read_row.tolist(), t.read_output.tolist()))
-    reads = [entries[first:stop] for first, stop in zip(start, start[1:])]
+    reads = list_reads(t)
     owner = [-1] * (2 * t.forward) + training.origin[2 * t.forward :].tolist()
     walk = [r for r in t.walk_row.tolist() if r >= 2 * t.forward]
     identity = "_identity_with_attr_like_rhs"
@@ -313,12 +311,11 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
     differently. All others have the same step everywhere, so that they take the memory predicted.
     """
     operations = np.ascontiguousarray(schedule.operations, dtype=np.int32)
-    rows = compiled.make_rows(parts.variants, operations)
-    signatures = list(parts.signatures)
-    if parts.mkldnn and any(signature.op in ASYNCHRONOUS for signature in signatures):
-        step = lay_out_plainly(make_step(parts, rows, signatures))
-        rows, signatures = step.rows, list(step.all_signatures)
-    step = bare = make_step(parts, *hold_for_autograd(parts, rows, signatures))
+    nodes = Nodes(parts.signatures, compiled.make_rows(parts.variants, operations))
+    if parts.mkldnn:
+        nodes = lay_out_plainly(parts, nodes)
+    hold_for_autograd(parts, nodes)
+    step = bare = make_step(parts, nodes)
     if parts.expected is None:
         return step
     try:
@@ -328,7 +325,7 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
                 return step
             if k == ROUNDS:
                 raise refusal(step, next(iter(inserts)))
-            step = insert(step, inserts)
+            step = make_step(parts, insert(step.nodes, inserts))
     except MemongerError:
         if parts.mkldnn:
             raise

@@ -80,18 +80,6 @@ void make_rows(Memory *memory, const NodeVariants *p, Int32s operations, Rows *r
     give_back(memory, then);
 }
 
-/* Returns whether a read holds memory; then ``entry`` is what is read. */
-static inline bool holds(
-    const SignatureArrays *s, const Rows *rows, const int32_t *output_start, int64_t row,
-    int32_t j, int32_t *entry)
-{
-    int32_t source = rows->read_row.at[j], k = rows->signature.at[row];
-    if (source < 0 || s->variable.at[rows->signature.at[source]])
-        return false;
-    *entry = output_start[source] + rows->read_output.at[j];
-    return !s->ignored.at[s->ignored_start.at[k] + j - rows->read_start.at[row]];
-}
-
 /* Returns whether two outputs of signatures may be one array. */
 static inline bool alike(const SignatureArrays *s, int64_t one, int64_t other, bool views)
 {
@@ -119,11 +107,20 @@ int64_t lifetimes(
     int32_t *block = lives.block.at, *start = lives.start.at, *stop = lives.stop.at;
     int32_t *reads = ZEROS(memory, int32_t, tensors); /* of each output */
     int32_t *pending = NEW(memory, int32_t, tensors); /* reads of each block that are to come */
-    int32_t blocks = 0, entry, forward = -1; /* the last row of the forward pass */
-    for (int64_t r = 0; r < count; r++)
-        for (int32_t j = rows->read_start.at[r]; j < rows->read_start.at[r + 1]; j++)
-            if (holds(s, rows, first, r, j, &entry))
-                reads[entry]++;
+    int32_t *held = NEW(memory, int32_t, rows->read_row.count); /* what each read holds, or -1 */
+    int32_t blocks = 0, forward = -1; /* the last row of the forward pass */
+    for (int64_t r = 0; r < count; r++) {
+        int64_t ignored = s->ignored_start.at[rows->signature.at[r]];
+        for (int32_t j = rows->read_start.at[r]; j < rows->read_start.at[r + 1]; j++) {
+            int32_t source = rows->read_row.at[j];
+            bool nothing = s->ignored.at[ignored++] || source < 0;
+            held[j] = -1;
+            if (nothing || s->variable.at[rows->signature.at[source]])
+                continue;
+            held[j] = first[source] + rows->read_output.at[j];
+            reads[held[j]]++;
+        }
+    }
     for (int64_t h = 0; h < head_row.count; h++) /* as a read that never comes */
         reads[first[head_row.at[h]] + head_output.at[h]]++;
     FILL(block, -1, tensors);
@@ -157,16 +154,16 @@ int64_t lifetimes(
             pending[blocks++] = reads[out];
         }
         for (int32_t j = rows->read_start.at[r]; j < rows->read_start.at[r + 1]; j++)
-            if (holds(s, rows, first, r, j, &entry) && --pending[block[entry]] == 0)
-                stop[block[entry]] = r;
+            if (held[j] >= 0 && --pending[block[held[j]]] == 0)
+                stop[block[held[j]]] = r;
         for (int32_t out = first[r]; out < first[r + 1]; out++)
             if (pending[block[out]] == 0)
                 stop[block[out]] = r;
     }
     for (int64_t h = 0; h < head_row.count; h++) {
-        int32_t held = block[first[head_row.at[h]] + head_output.at[h]];
-        if (held >= 0 && (h < outputs || start[held] > forward))
-            lives.of_caller.at[held] = true;
+        int32_t b = block[first[head_row.at[h]] + head_output.at[h]];
+        if (b >= 0 && (h < outputs || start[b] > forward))
+            lives.of_caller.at[b] = true;
     }
     int64_t *change = ZEROS(memory, int64_t, count + 1), alive = 0, peak = 0;
     for (int32_t b = 0; b < blocks; b++) {

@@ -79,6 +79,12 @@ class Parts:
         return list(dict.fromkeys(entries))
 
 
+def list_reads(rows: Rows | GraphArrays) -> list[list[Entry]]:
+    """List what each row reads."""
+    entries = list(zip(rows.read_row.tolist(), rows.read_output.tolist()))
+    return [entries[start:stop] for start, stop in zip(rows.read_start, rows.read_start[1:])]
+
+
 class Node(NamedTuple):
     """A node of a training step: one row of `Rows`, with its reads as a list."""
 
@@ -89,11 +95,17 @@ class Node(NamedTuple):
 
 
 class Nodes:
-    """Nodes that are added one after the other, and their signatures."""
+    """Nodes that are added one after the other, and their signatures; or those of some rows."""
 
-    def __init__(self, signatures: Iterable[Signature]) -> None:
+    def __init__(self, signatures: Iterable[Signature], rows: Rows | None = None) -> None:
         self.all: list[Node] = []
         self.signatures = Signatures(list(signatures))
+        self.first: list[int] = []  # as in `Rows`
+        self.latest: list[int] = []
+        if rows is not None:
+            columns = [column.tolist() for column in rows[:3]]
+            self.all = list(map(Node, *columns, list_reads(rows)))
+            self.first, self.latest = rows.first.tolist(), rows.latest.tolist()
 
     def add(self, node: Node) -> int:
         """Add a node, and return its number."""
@@ -116,18 +128,11 @@ class Nodes:
         more = signature._replace(inputs=len(reads), options=(*signature.options, *options))
         self.all[row] = node._replace(signature=self.signatures.add(more), reads=reads)
 
-    def rows(self, first: Int32s | Reads = (), latest: Int32s | Reads = ()) -> Rows:
-        """Make rows of the nodes; ``first`` and ``latest`` as in `Rows`."""
+    def rows(self) -> Rows:
+        """Make rows of the nodes."""
         *fields, reads = zip(*self.all)
-        lists = *fields, *join_columns(reads, 2), first, latest
+        lists = *fields, *join_columns(reads, 2), self.first, self.latest
         return Rows(*(np.array(items, dtype=np.int32) for items in lists))
-
-
-def nodes_of(rows: Rows) -> list[Node]:
-    """List the rows of a training step as nodes."""
-    entries = list(zip(rows.read_row.tolist(), rows.read_output.tolist()))
-    reads = [entries[start:stop] for start, stop in zip(rows.read_start, rows.read_start[1:])]
-    return list(map(Node, *(column.tolist() for column in rows[:3]), reads))
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +141,7 @@ class TrainingStep(StepGraph):
 
     parts: Parts
     rows: Rows
-    all_signatures: Sequence[Signature]  # that the rows refer to
+    nodes: Nodes  # the rows too
     heads: list[Entry]  # the outputs of the network, then the gradients that the caller gets
     #: Of each argument that gets one: the row and the output of its gradient; None: zeros.
     gradients: tuple[Entry | None, ...]
@@ -146,11 +151,6 @@ class TrainingStep(StepGraph):
     def training(self) -> TrainingGraph:
         """The training graph of the network without a schedule."""
         return self.parts.work.training
-
-    @cached_property
-    def nodes(self) -> list[Node]:
-        """The rows as nodes."""
-        return nodes_of(self.rows)
 
     @cached_property
     def output_blocks(self) -> list[int]:
@@ -178,7 +178,7 @@ class TrainingStep(StepGraph):
 
         Those that are zeros are left out too: they run by themselves.
         """
-        return _recorded_rows(self.parts, self.rows, self.parts.recorded)
+        return _recorded_rows(self.parts, self.nodes, self.parts.recorded)
 
     @property
     def dropouts(self) -> dict[int, list[int]]:
@@ -188,12 +188,12 @@ class TrainingStep(StepGraph):
         once = [x for x in graph.operators if graph.nodes[x].op == "Dropout" and runs[x] == 1]
         origin, backward = self.training.origin, self.training.phases == arrays.BACKWARD
         variants = {x: np.flatnonzero((origin == x) & backward).tolist() for x in once}
-        return _recorded_rows(self.parts, self.rows, variants)
+        return _recorded_rows(self.parts, self.nodes, variants)
 
     @cached_property
     def adding(self) -> frozenset[Entry]:
         """The gradients that autograd adds to what is there by itself."""
-        return frozenset([(int(self.rows.latest[v]), k) for v, k in self.parts.adding])
+        return frozenset([(self.nodes.latest[v], k) for v, k in self.parts.adding])
 
     @cached_property
     def placement(self) -> Placement:
@@ -239,12 +239,12 @@ class Placed(Replay):
         return np.array([step.arena_bytes, *sizes.tolist()], dtype=np.int64)
 
 
-def make_step(parts: Parts, rows: Rows, signatures: Sequence[Signature]) -> TrainingStep:
-    """Make the training step of these rows, which are of these signatures."""
-    training, latest = parts.work.training, rows.latest.tolist()
-    heads = [(int(rows.first[x]), k) for x, k in training.graph.heads]
+def make_step(parts: Parts, nodes: Nodes) -> TrainingStep:
+    """Make the training step of these nodes."""
+    training, rows, signatures = parts.work.training, nodes.rows(), nodes.signatures.all
+    heads = [(nodes.first[x], k) for x, k in training.graph.heads]
     outputs = len(heads)
-    heads += [(latest[variant], k) for variant, k in parts.written]
+    heads += [(nodes.latest[variant], k) for variant, k in parts.written]
     head_row, head_output = np.array(heads, dtype=np.int32).T.copy()
     kept = np.full(max(len(rows.read_row), len(heads)), KEPT, dtype=np.int32)
     nothing = np.zeros(len(rows.signature) + 1, dtype=np.int32)
@@ -280,88 +280,83 @@ def make_step(parts: Parts, rows: Rows, signatures: Sequence[Signature]) -> Trai
         gradient_of={row: of[source] for row, source in enumerate(sources) if source in of},
         parts=parts,
         rows=rows,
-        all_signatures=signatures,
+        nodes=nodes,
         heads=heads,
-        gradients=tuple([e and (latest[e[0]], e[1]) for e in parts.gradients]),
+        gradients=tuple([e and (nodes.latest[e[0]], e[1]) for e in parts.gradients]),
         alive=alive,
     )
 
 
 def _recorded_rows(
-    parts: Parts, rows: Rows, variants_of: Mapping[int, Sequence[int]]
+    parts: Parts, nodes: Nodes, variants_of: Mapping[int, Sequence[int]]
 ) -> dict[int, list[int]]:
     rows_of = {}
     for x, variants in variants_of.items():
-        nodes = zip(variants, parts.work.training.gradients[x].nodes)
-        rows_of[x] = [-1 if node.op in ZEROS else int(rows.latest[v]) for v, node in nodes]
-    return {x: places for x, places in rows_of.items() if max(places) >= 0}
+        pairs = zip(variants, parts.work.training.gradients[x].nodes)
+        rows_of[x] = [-1 if node.op in ZEROS else nodes.latest[v] for v, node in pairs]
+    return {x: rows for x, rows in rows_of.items() if max(rows) >= 0}
 
 
-def hold_for_autograd(
-    parts: Parts, rows: Rows, signatures: Sequence[Signature]
-) -> tuple[Rows, list[Signature]]:
+def hold_for_autograd(parts: Parts, nodes: Nodes) -> None:
     """Make the gradients that autograd computes read what it reads, until they are computed.
 
     That is what their operator has read and made when it ran for the last time. Autograd computes
     all rows of the gradient at the place of the last, which reads for the others too.
     """
-    new = Nodes(signatures)
-    new.all = nodes_of(rows)
-    for x, places in _recorded_rows(parts, rows, parts.recorded).items():
-        run = int(rows.latest[x])
+    for x, rows in _recorded_rows(parts, nodes, parts.recorded).items():
+        run = nodes.latest[x]
         all_reads: dict[Entry, None] = {}
-        for row, node in zip(places, parts.work.training.gradients[x].nodes):
+        for row, gradient in zip(rows, parts.work.training.gradients[x].nodes):
             if row < 0:
                 continue
-            reads = list(new.all[row].reads)
-            for j, (kind, k, output) in enumerate(node.inputs):
+            reads = list(nodes.all[row].reads)
+            for j, (kind, k, output) in enumerate(gradient.inputs):
                 if kind != "head" and kind != "node":
-                    reads[j] = new.all[run].reads[k] if kind == "in" else (run, output)
-            new.all[row] = new.all[row]._replace(reads=reads)
+                    reads[j] = nodes.all[run].reads[k] if kind == "in" else (run, output)
+            nodes.all[row] = nodes.all[row]._replace(reads=reads)
             all_reads.update(dict.fromkeys(reads))
-        more = [entry for entry in all_reads if entry not in new.all[max(places)].reads]
+        more = [entry for entry in all_reads if entry not in nodes.all[max(rows)].reads]
         if more:
-            new.read_more(max(places), more)
+            nodes.read_more(max(rows), more)
     for (variant, k), adding in parts.chained.items():
         # The term is written where the sum is to which another row would add it.
-        row, total = rows.latest[[variant, adding]].tolist()
-        addition = new.all[total]
-        new.read_more(row, addition.reads[:1], ((len(new.all[row].reads), k, False),))
-        copy = new.signatures.all[addition.signature]._replace(
-            op="_copy", attrs={}, inputs=1, options=((0, 0, True),)
-        )
-        new.all[total] = addition._replace(signature=new.signatures.add(copy), reads=[(row, k)])
-    return new.rows(rows.first, rows.latest), new.signatures.all
+        row, total = nodes.latest[variant], nodes.latest[adding]
+        addition = nodes.all[total]
+        nodes.read_more(row, addition.reads[:1], ((len(nodes.all[row].reads), k, False),))
+        signature = nodes.signatures.all[addition.signature]
+        copy = signature._replace(op="_copy", attrs={}, inputs=1, options=((0, 0, True),))
+        nodes.all[total] = addition._replace(signature=nodes.signatures.add(copy), reads=[(row, k)])
 
 
-def lay_out_plainly(step: TrainingStep) -> TrainingStep:
+def lay_out_plainly(parts: Parts, nodes: Nodes) -> Nodes:
     """Make operators that run on a thread of their own read copies that are laid out plainly.
 
     What MKLDNN has laid out in blocks MXNet converts for them, and frees that before they have read
     it (``PushOperator`` in ``src/imperative/imperative_utils.h``; its executor keeps it).
     """
     copies: dict[int, list[Insert]] = defaultdict(list)
-    nodes, states = step.nodes, step.training.graph.auxiliary  # which must be themselves
-    for row, op in enumerate(step.ops):
-        if op in ASYNCHRONOUS:
-            sources = [nodes[source].source for source, _ in nodes[row].reads]
+    training, signatures = parts.work.training, nodes.signatures.all
+    for row, node in enumerate(nodes.all):
+        if signatures[node.signature].op in ASYNCHRONOUS:
+            sources = [nodes.all[source].source for source, _ in node.reads]
+            states = training.graph.auxiliary  # which must be themselves
             places = [j for j, source in enumerate(sources) if source not in states]
             copies[row] += [Insert(BEFORE, j, "_np_copy") for j in places]
-    for x, places in step.recorded.items():
-        if step.training.graph.nodes[x].op in ASYNCHRONOUS:
-            for row, node in zip(places, step.training.gradients[x].nodes):
-                heads = [j for j, (kind, *_) in enumerate(node.inputs) if kind == "head"]
+    for x, rows in _recorded_rows(parts, nodes, parts.recorded).items():
+        if training.graph.nodes[x].op in ASYNCHRONOUS:
+            for row, gradient in zip(rows, training.gradients[x].nodes):
+                heads = [j for j, (kind, *_) in enumerate(gradient.inputs) if kind == "head"]
                 if row >= 0:
                     copies[row] += [Insert(BEFORE, j, "_np_copy") for j in heads]
-    return insert(step, copies) if copies else step
+    return insert(nodes, copies) if copies else nodes
 
 
-def insert(step: TrainingStep, inserts: Mapping[int, Sequence[Insert]]) -> TrainingStep:
-    """Make a training step with more operators, for the layouts of its tensors."""
-    new = Nodes(step.all_signatures)
+def insert(nodes: Nodes, inserts: Mapping[int, Sequence[Insert]]) -> Nodes:
+    """Return the nodes of a step with more operators, for the layouts of its tensors."""
+    new = Nodes(nodes.signatures.all)
     new_row: list[int] = []  # of each old row
     instead: dict[Entry, Entry] = {}
-    for row, node in enumerate(step.nodes):
+    for row, node in enumerate(nodes.all):
         reads = [(new_row[source], k) for source, k in node.reads]
         reads = [instead.get(entry, entry) for entry in reads]
         for item in inserts.get(row, ()):
@@ -374,9 +369,9 @@ def insert(step: TrainingStep, inserts: Mapping[int, Sequence[Insert]]) -> Train
             elif item.where == AFTER:
                 entry = new_row[-1], item.place
                 instead[entry] = _insert(new, item, entry)
-    moved = np.array([*new_row, -1], dtype=np.int32)  # -1 stays -1
-    rows = new.rows(moved[step.rows.first], moved[step.rows.latest])
-    return make_step(step.parts, rows, new.signatures.all)
+    new_row.append(-1)  # of -1
+    new.first, new.latest = ([new_row[row] for row in rows] for rows in (nodes.first, nodes.latest))
+    return new
 
 
 def _insert(new: Nodes, item: Insert, entry: Entry) -> Entry:

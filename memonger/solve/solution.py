@@ -92,20 +92,19 @@ def _confirm_first(way: Way, searched: Searched) -> Solution:
 
     The first of all where each takes more; Refused where none can be carried out.
     """
-    first, refused = None, None
+    solutions: list[Solution] = []
+    errors: list[Refused] = []
     for plan in searched.plans:
         try:
-            solution = _confirm(way, plan, searched.unfused)
+            solutions.append(_confirm(way, plan, searched.unfused))
         except Refused as error:
-            refused = refused or error
-            continue
-        first = first or solution
-        if not _holds_more(solution.memory, way):
-            return solution
-    if first is None and refused is not None:
-        raise refused
-    assert first is not None
-    return first
+            errors.append(error)
+        else:
+            if not _holds_more(solutions[-1].memory, way):
+                return solutions[-1]
+    if not solutions:
+        raise errors[0]
+    return solutions[0]
 
 
 def find_fastest(way: Way, search: Callable[[], tuple[Plans, bool]]) -> Solution:

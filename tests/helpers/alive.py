@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from memonger.schedules.training_step import ALIGNMENT, TrainingStep, nodes_of
+from memonger.schedules.training_step import ALIGNMENT, TrainingStep
 
 
 class Block:
@@ -20,7 +20,7 @@ class Block:
 def walked(step: TrainingStep) -> dict[tuple[int, int], Block]:
     """The block of each tensor, (row, output)."""
     views = not step.parts.mkldnn
-    rows, signatures = nodes_of(step.rows), step.signatures
+    rows, signatures = step.nodes.all, step.signatures
     readers: dict[tuple[int, int], set[Any]] = {}
     for row, node in enumerate(rows):
         for k, entry in enumerate(node.reads):

@@ -95,12 +95,12 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
 
     If it is ``poisoned``, each tensor is overwritten once it is dead, which exposes later reads.
     """
-    nodes, graph = step.nodes, step.training.graph
+    nodes, graph = step.nodes.all, step.training.graph
     recorded = {**step.recorded, **step.dropouts} if on_gpu else step.recorded
     read = {*zip(step.rows.read_row.tolist(), step.rows.read_output.tolist()), *step.heads}
     read.update(entry for entry in step.gradients if entry is not None)
     gradients = {x: _gradients(step, x, rows, read) for x, rows in recorded.items()}
-    runs = {int(step.rows.latest[x]): x for x in recorded}
+    runs = {step.nodes.latest[x]: x for x in recorded}
     ends = {max(rows): x for x, rows in recorded.items()}
     inner = {row for rows in recorded.values() for row in rows}
     again = {node.source for node in nodes if node.time > 0}
@@ -182,7 +182,7 @@ def _sums(step: TrainingStep) -> list[dict[int, list[Call]]]:
     for a, entry in zip(step.training.wanted, step.gradients):
         if entry is not None and a in added and entry not in step.adding:
             row, name = entry[0], step.training.graph.nodes[a].name
-            terms = step.nodes[row].reads
+            terms = step.nodes.all[row].reads
             blocked = any(step.ops[source] in _MAKES_BLOCKS for source, _ in terms)
             one_by_one = step.ops[row] == "add_n" and len(terms) > 4 and not blocked
             (before if one_by_one else after)[row] += [
@@ -214,8 +214,9 @@ def _differentiate(
     has states of its own in its last run, they begin as the first run has left the others, and are
     copied back to them: whether the forward pass changes them (cuDNN) or the backward pass.
     """
-    graph, nodes, runs = step.training.graph, step.nodes, (step.rows.first[x], step.rows.latest[x])
-    inputs = zip(graph.nodes[x].inputs, *(nodes[int(run)].reads for run in runs))
+    graph, nodes, latest = step.training.graph, step.nodes.all, step.nodes.latest[x]
+    runs = nodes[step.nodes.first[x]], nodes[latest]
+    inputs = zip(graph.nodes[x].inputs, *(run.reads for run in runs))
     states = [(state, own) for (a, _), state, own in inputs if a in graph.auxiliary]
     heads: dict[int, Place] = {}
     for row, node in zip(rows, step.training.gradients[x].nodes):
@@ -225,7 +226,7 @@ def _differentiate(
     writes = tuple([entry for _, entry in gradients])
     return [
         *[_copy(state, own) for state, own in states if state != own],
-        Differentiated(int(runs[1]), tuple(heads.items()), writes),
+        Differentiated(latest, tuple(heads.items()), writes),
         *[_copy(own, state) for state, own in states],
     ]
 
