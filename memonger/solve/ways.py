@@ -392,7 +392,7 @@ class Schedules(_Network):
         planned, memory = scheduled(self.request.symbol, plan.plan), self.predict_memory(plan)
         step, grad_req = memory.replay.training, self.request.grad_req
         assert isinstance(step, TrainingStep)
-        planned.recipe.step(planned, self.graph, grad_req, self.mkldnn, step)
+        planned.find_step(self.graph, grad_req, self.mkldnn, step)
         return plan, planned, memory
 
     def add_times(self, searched: Searched) -> Searched:

@@ -48,25 +48,16 @@ _MAKES_BLOCKS = ("_backward_Convolution", "_backward_Deconvolution")
 
 
 class Invocation(NamedTuple):
-    """One operator that the compiled loop invokes."""
+    """An operator that runs: the compiled loop invokes it, or autograd records it."""
 
     row: int  # of the training step; -1: none of them
     op: str
     attrs: Attributes
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
-
-
-class Recorded(NamedTuple):
-    """An operator that runs while autograd records it."""
-
-    row: int
-    op: str
-    attrs: Attributes
-    reads: tuple[Place, ...]
-    writes: tuple[Place, ...]
-    #: Of each input that gets a gradient: its number, that gradient, and whether it is added.
-    gradients: tuple[tuple[int, Entry, bool], ...]
+    #: If it is recorded, of each input that gets a gradient: its number, that gradient, and whether
+    #: it is added.
+    gradients: tuple[tuple[int, Entry, bool], ...] | None = None
 
 
 class Differentiated(NamedTuple):
@@ -77,7 +68,7 @@ class Differentiated(NamedTuple):
     writes: tuple[Place, ...]
 
 
-Call = Union[Invocation, Recorded, Differentiated]
+Call = Union[Invocation, Differentiated]
 
 
 class Calls(NamedTuple):
@@ -128,7 +119,7 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
             wanted = gradients[runs[row]] if row in runs else ()
             if wanted or signature.op in ASYNCHRONOUS:
                 adds = [(k, entry, entry in step.adding) for k, entry in wanted]
-                calls.append(Recorded(*usual, tuple(adds)))
+                calls.append(usual._replace(gradients=tuple(adds)))
             else:
                 calls += _by_name(usual)
                 states = [node.reads[k] for k in MOVED_UNTOLD.get(signature.op, ())]
@@ -233,7 +224,7 @@ def _differentiate(
 
 def _by_name(usual: Invocation) -> list[Invocation]:
     """Return invocations by name that compute the same as an operator."""
-    row, op, attrs, reads, writes = usual
+    row, op, attrs, reads, writes = usual[:5]
     if op == "_backward_Dropout":  # the mask holds factors, without cuDNN
         if float(attrs.get("p", 0.5)) == 0:
             return [Invocation(row, "_copy", {}, reads[:1], writes)]
@@ -277,15 +268,15 @@ class BoundCalls:
             self._add("_copy", {}, [array], [token])
         for call in calls.all:
             writes = [arrays[place] for place in call.writes]
-            if isinstance(call, Invocation):
-                self._add(call.op, call.attrs, [arrays[place] for place in call.reads], writes)
-            elif isinstance(call, Recorded):
-                recording = recordings[call.row] = _Recording(call, arrays)
-                self._outside(writes, recording.run)
-            else:
+            if isinstance(call, Differentiated):
                 heads = [(k, arrays[place]) for k, place in call.heads]
                 action = functools.partial(recordings[call.row].differentiate, heads)
                 self._outside(writes, action)
+            elif call.gradients is None:
+                self._add(call.op, call.attrs, [arrays[place] for place in call.reads], writes)
+            else:
+                recording = recordings[call.row] = _Recording(call, arrays)
+                self._outside(writes, recording.run)
             self._ends.append(len(self._table))
         self._numbers = np.array(self._table, dtype=np.int64).ravel()
 
@@ -340,7 +331,7 @@ class BoundCalls:
 class _Recording:
     """An operator that autograd records each time that it runs."""
 
-    def __init__(self, call: Recorded, arrays: Mapping[Place, NDArray]) -> None:
+    def __init__(self, call: Invocation, arrays: Mapping[Place, NDArray]) -> None:
         # Arrays of their own on the tape; a caller's may be on it already, for something else.
         self._reads = [arrays[place].detach() for place in call.reads]
         self._writes = [arrays[place] for place in call.writes]

@@ -52,7 +52,7 @@ class ScheduledExecutor(mx.executor.Executor):
         args, grads, aux = arrays
         tensors, names = tensors_of(graph), symbol.list_arguments()
         self._symbol, self._ctx, self._grad_req = symbol, ctx, dict(requests)
-        self._step = step = symbol.recipe.step(symbol, graph, requests, has_mkldnn(ctx))
+        self._step = step = symbol.find_step(graph, requests, has_mkldnn(ctx))
         refuse_types(tensor for signature in step.signatures for tensor in signature.tensors)
         arena = lent.arena if isinstance(lent, ScheduledExecutor) else Arena(ctx)
         self.arena: Arena[BoundCalls] = arena

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import logging
 import sys
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import TYPE_CHECKING, Mapping, Sequence, Union
 
@@ -47,30 +48,14 @@ _SLOT = mx.symbol._internal.SymbolBase.handle  # where MXNet keeps the handle of
 LOSING = "mxnet/base.py", "mxnet/_ctypes/ndarray.py", "mxnet/contrib/amp/amp.py"
 
 
+@dataclass(eq=False)
 class Recipe:
-    """A schedule and the latest steps by it, which copies of a symbol share."""
+    """What copies of a symbol share."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.losses: set[str] = set()  # that have been logged: where the schedule was lost
-        self._steps: Latest[TrainingStep] = Latest(16)  # for shapes, gradients, devices
-
-    def step(
-        self,
-        symbol: Symbol,
-        graph: ForwardGraph,
-        requests: Mapping[str, str],
-        mkldnn: bool,
-        step: TrainingStep | None = None,
-    ) -> TrainingStep:
-        """Return the step of the symbol's graph: remembered, or ``step``, or a new one."""
-        # The network as it is now: attributes can be set at any time.
-        network = hashlib.sha256(json_of(symbol).encode()).digest()
-        tensors = tuple(graph.tensors[a] for a in graph.arguments)
-        key = network, tensors, frozenset(requests.items()), mkldnn
-        return self._steps.get_or_make(
-            key, lambda: step or step_for(graph, self.schedule, requests, mkldnn)
-        )
+    schedule: Schedule
+    losses: set[str] = field(default_factory=set)  # that have been logged: where it was lost
+    #: The latest, for shapes, gradients, devices.
+    steps: Latest[TrainingStep] = field(default_factory=lambda: Latest(16))
 
 
 def _losing(method: FunctionType) -> object:
@@ -117,6 +102,22 @@ class ScheduledSymbol(mx.sym.Symbol):
     def schedule(self) -> Schedule | None:
         """What a training step runs; None if MXNet derived this from a network with a schedule."""
         return self.recipe.schedule if self._lost is None else None
+
+    def find_step(
+        self,
+        graph: ForwardGraph,
+        requests: Mapping[str, str],
+        mkldnn: bool,
+        step: TrainingStep | None = None,
+    ) -> TrainingStep:
+        """Return the step of this graph: remembered, or ``step``, or a new one."""
+        # The network as it is now: attributes can be set at any time.
+        network = hashlib.sha256(json_of(self).encode()).digest()
+        tensors = tuple(graph.tensors[a] for a in graph.arguments)
+        key = network, tensors, frozenset(requests.items()), mkldnn
+        return self.recipe.steps.get_or_make(
+            key, lambda: step or step_for(graph, self.recipe.schedule, requests, mkldnn)
+        )
 
     def _warn(self, place: str) -> None:
         if place not in self.recipe.losses:
