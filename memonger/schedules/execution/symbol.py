@@ -284,7 +284,7 @@ def _unpickled(text: str, operations: Int32s, lost: str | None) -> ScheduledSymb
     return _taking(mx.sym.load_json(text), Recipe(Schedule(operations)), lost)
 
 
-def requests_of(names: Sequence[str], grad_req: GradReq) -> dict[str, str]:
+def requests_of(names: Sequence[str], grad_req: object) -> dict[str, str]:
     """Read 'write', 'add' or 'null' for each argument from what ``bind`` takes."""
     if isinstance(grad_req, dict):  # MXNet does not mind other names
         grad_req = {name: grad_req.get(name, "null") for name in names}
