@@ -31,7 +31,7 @@ LONG = ("full_search", "slow", "exhaustive")  # tests that search as long as a u
 
 @pytest.fixture(scope="session", autouse=True)
 def all_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Short searches, and a cache of our own."""
+    """Make searches short, and a cache of our own."""
     from efforts import SHORT, use
 
     with pytest.MonkeyPatch.context() as patch:
@@ -49,7 +49,7 @@ def each_module() -> None:
 
 @pytest.fixture(autouse=True)
 def each_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test plans for itself, but for those of ``one_plan``.
+    """Let every test plan for itself, but for those of ``one_plan``.
 
     Those that are marked so, and slow ones, search in full.
     """
@@ -60,3 +60,12 @@ def each_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         forget()
     if any(request.node.get_closest_marker(name) for name in LONG):
         use(USUAL, monkeypatch.setattr)
+
+
+@pytest.fixture
+def a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take any device for one of 1 TFLOP/s and 100 GB/s, whatever the tests run on."""
+    from memonger.costs.time import measured
+
+    monkeypatch.setattr(measured, "find_rates", lambda ctx: measured.Rates(1e12, 1e11, 1e-6))
+    monkeypatch.setattr(measured, "find_factors", lambda training, ctx: {})

@@ -31,7 +31,7 @@ BATCH, IMAGE, CLASSES = 32, 224, 10  # the pages say (32, 3, 224, 224)
 
 
 def my_network() -> Any:
-    """Ten small convolutions."""
+    """Build ten small convolutions."""
     x = mx.sym.Variable("data")
     for i in range(10):
         x = mx.sym.Convolution(
@@ -45,7 +45,7 @@ def my_network() -> Any:
 
 
 def train_iter() -> Any:
-    """One batch of images."""
+    """Return one batch of images."""
     images = np.random.RandomState(0).uniform(-1, 1, (BATCH, 3, IMAGE, IMAGE))
     return mx.io.NDArrayIter(images.astype(np.float32), np.arange(BATCH) % CLASSES, BATCH)
 
@@ -82,14 +82,13 @@ def test_code_runs(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_named_is_there(name: str) -> None:
-    """Links, and scripts with their options."""
     page = ROOT / name
     text = page.read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (page.parent / link).is_file(), link
-    for script, given in re.findall(r"((?:examples|benchmarks)/\w+\.py)([^`&|\n]*)", text):
+    for script, arguments in re.findall(r"((?:examples|benchmarks)/\w+\.py)([^`&|\n]*)", text):
         assert (ROOT / script).is_file(), script
-        for option in re.findall(r"(--[\w-]+)", given):
+        for option in re.findall(r"(--[\w-]+)", arguments):
             assert f'"{option}"' in (ROOT / script).read_text(encoding="utf-8"), option
     for test in re.findall(r"tests/[\w/]+(?:\.py)?", text):
         assert (ROOT / test).exists(), test

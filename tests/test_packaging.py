@@ -21,9 +21,9 @@ COMPILED = re.compile(r"\.(so|tmp|py[cod])$|__pycache__")
 
 
 def numpy_for(python: str, requirements: list[Requirement]) -> list[str]:
-    """Which versions of NumPy are required on this Python."""
+    """Return which versions of NumPy are required on this Python."""
     here = {"python_version": python}
-    of_numpy = [each for each in requirements if each.name == "numpy"]
+    of_numpy = [requirement for requirement in requirements if requirement.name == "numpy"]
     return [str(r.specifier) for r in of_numpy if not r.marker or r.marker.evaluate(here)]
 
 
@@ -36,9 +36,9 @@ def test_requirements_are_those_of_the_extra() -> None:
     listed = [Requirement(line) for line in lines if not line.startswith("#")]
     extra = [Requirement(line) for line in extras["cu112"]]
     test = [Requirement(line) for line in extras["test"]]
-    assert {each for each in listed if each.name != "numpy"} == {
-        *(each for each in extra if each.name != "numpy"),
-        *(each for each in test if each.name == "pytest"),
+    assert {requirement for requirement in listed if requirement.name != "numpy"} == {
+        *(requirement for requirement in extra if requirement.name != "numpy"),
+        *(requirement for requirement in test if requirement.name == "pytest"),
     }
     extra += [Requirement(line) for line in project["dependencies"]]
     for python in ("3.8", "3.11", "3.12"):
@@ -47,7 +47,7 @@ def test_requirements_are_those_of_the_extra() -> None:
 
 
 def tracked() -> set[str]:
-    """The project's files, as git knows them."""
+    """Return the project's files, as git knows them."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if listed.returncode:
         pytest.skip("this is no clone of git")
@@ -58,9 +58,9 @@ def test_an_sdist_has_all_and_a_wheel_what_is_used(tmp_path: Path) -> None:
     listed, built = str(tmp_path), str(tmp_path / "built")
     commands = ["setup.py", "-q", "egg_info", "-e", listed, "build_py", "-d", built]
     subprocess.run([sys.executable, "-W", "ignore", *commands], cwd=ROOT, check=True)
-    (about,) = tmp_path.glob("*.egg-info")
-    assert f"\nVersion: {memonger.__version__}\n" in (about / "PKG-INFO").read_text()
-    lines = (about / "SOURCES.txt").read_text().splitlines()
+    (egg_info,) = tmp_path.glob("*.egg-info")
+    assert f"\nVersion: {memonger.__version__}\n" in (egg_info / "PKG-INFO").read_text()
+    lines = (egg_info / "SOURCES.txt").read_text().splitlines()
     sources = {line for line in lines if not line.startswith("/")}
     assert not [name for name in sources if COMPILED.search(name)]
     files = tracked()

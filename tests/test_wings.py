@@ -35,20 +35,20 @@ ROOMS = {
 
 
 def imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, str]]:
-    """The module, the name in it, and what that is called here; ``.`` stands for the package."""
+    """Yield the module (``.`` is the package), the name in it, and what that is called here."""
     for node in nodes:
         if isinstance(node, ast.Import):
-            for each in node.names:
-                assert not each.name.startswith("memonger.")
-                yield each.name, "", each.asname or each.name
+            for alias in node.names:
+                assert not alias.name.startswith("memonger.")
+                yield alias.name, "", alias.asname or alias.name
         elif isinstance(node, ast.ImportFrom):
-            for each in node.names:
+            for alias in node.names:
                 module = re.sub(r"^memonger\.", ".", node.module or "")
-                yield module, each.name, each.asname or each.name
+                yield module, alias.name, alias.asname or alias.name
 
 
 def imported(source: ast.Module) -> Iterator[str]:
-    """The rooms that a file imports, also within functions."""
+    """Return the rooms that a file imports, also within functions."""
     for module, name, _ in imports(ast.walk(source)):
         if module[:1] == ".":
             room = f"{module}.{name}"[1:]

@@ -14,18 +14,14 @@ from memonger.solve.options import Budget, read_budget, measure_state_per_elemen
 from mxnet.contrib import amp
 
 from operator_cases import DYNAMIC_CASES, SMALL_SHAPES, small_net
+from zoo import convolutions
 
 S = mx.sym
 SHAPES: Any = {"data": (2, 3, 8, 8)}
 
 
-def net(batch_norm: bool = True) -> Any:
-    x = S.Variable("data")
-    for i in range(4):
-        x = S.Convolution(x, kernel=(3, 3), num_filter=4, pad=(1, 1), name=f"conv{i}")
-        x = S.BatchNorm(x, name=f"bn{i}") if batch_norm else x
-        x = S.Activation(x, act_type="relu", name=f"relu{i}")
-    return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=3, name="fc"), name="softmax")
+def net() -> Any:
+    return convolutions(4)
 
 
 def typed(types: Any) -> Callable[[Any], Any]:
@@ -173,7 +169,7 @@ def no_gradient() -> Any:
 
 REFUSED: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
     (no_gradient, {"data": (2, 3)}, "'taken'.*batch_take.*BlockGrad"),
-    (lambda: net(False).optimize_for("MKLDNN"), SHAPES, "_sg_mkldnn.*inference"),
+    (lambda: convolutions(4, norm=False).optimize_for("MKLDNN"), SHAPES, "_sg_mkldnn.*inference"),
     (lambda: S.SoftmaxOutput(fully(), out_grad=True, name="s"), {"data": (2, 3)}, "'s'.*out_grad"),
     (lambda: fully(fully()), {"data": (2, 4)}, "same name, 'fc_weight'.*share one"),
     *[
@@ -184,7 +180,9 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("build", "shapes", "said"), REFUSED)
-def test_networks_that_are_refused(build: Any, shapes: Any, said: str) -> None:
+def test_networks_that_cannot_be_planned_are_refused_with_the_reason(
+    build: Any, shapes: Any, said: str
+) -> None:
     with pytest.raises(memonger.MemongerError, match=said):
         memonger.search_plan(build(), shapes=shapes)
     if build is no_gradient:
@@ -243,8 +241,8 @@ def test_numpy_integers_are_integers() -> None:
 
 
 def test_more_elements_than_mxnet_counts_are_no_batch() -> None:
-    found = memonger.largest_batch(net(), {"data": (None, 3, 64, 64)}, "100TB", patience=0.01)
-    assert found.batch == (2**31 - 1) // (4 * 64 * 64)
+    largest = memonger.largest_batch(net(), {"data": (None, 3, 64, 64)}, "100TB", patience=0.01)
+    assert largest.batch == (2**31 - 1) // (4 * 64 * 64)
 
 
 def test_types_of_a_batch_are_checked_as_those_of_a_plan() -> None:
@@ -268,11 +266,11 @@ SHARES: dict[Any, float] = {"60%": 0.6, "12.5 %": 0.125, 0.6: 0.6, 1.0: 1.0}
 
 def test_a_budget_is_read_as_it_is_written() -> None:
     for written, amount in READ.items():
-        found = read_budget(written, None, None, None)
-        assert found == Budget(amount, False, "pool", 0.0) and found.limit(10**6) == amount
+        budget = read_budget(written, None, None, None)
+        assert budget == Budget(amount, False, "pool", 0.0) and budget.limit(10**6) == amount
     for written, share in SHARES.items():
-        found = read_budget(written, None, None, None)
-        assert found == Budget(share, True, "pool", 0.0) and found.limit(10**6) == share * 10**6
+        budget = read_budget(written, None, None, None)
+        assert budget == Budget(share, True, "pool", 0.0) and budget.limit(10**6) == share * 10**6
 
 
 OPTIMIZERS: list[tuple[Any, int]] = [

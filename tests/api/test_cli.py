@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import memonger
 import mxnet as mx
@@ -19,7 +19,7 @@ from memonger import cli
 
 import networks
 from pages import data_of
-from planned import ROOT, marked, run_python
+from planned import ROOT, marked, run_python, start_python
 
 pytestmark = [pytest.mark.python_differs, pytest.mark.one_plan]
 
@@ -30,7 +30,7 @@ SHAPES = ("--shape", "data=4096,64", "--shape", "label=4096,64")
 
 @pytest.fixture
 def net(tmp_path: Path) -> tuple[Any, Any, str]:
-    """A network, its shapes, and the file that it is in."""
+    """Return a network, its shapes, and the file that it is in."""
     symbol, shapes = networks.chain(16, hidden=64, batch=4096)
     file = tmp_path / "net-symbol.json"
     symbol.save(str(file))
@@ -83,69 +83,72 @@ def test_what_is_written_are_the_arguments_of_the_call(
 ) -> None:
     """A BudgetError is status 1, and one line."""
     command, name, options = case
-    asked: dict[str, Any] = {}
+    options_of_call: dict[str, Any] = {}
 
-    def call(*networks: Any, **given: Any) -> None:
-        assert all(isinstance(each, mx.sym.Symbol) for each in networks)
-        asked.update(given)
+    def call(*networks: Any, **options: Any) -> None:
+        assert all(isinstance(network, mx.sym.Symbol) for network in networks)
+        options_of_call.update(options)
         raise memonger.BudgetError("nothing fits", 1)
 
     monkeypatch.setattr(memonger, name, call)
     words = shlex.split(command.format(net=net[2], folder=tmp_path))
     assert run(capsys, *words) == (1, "", "memonger: nothing fits\n")
     shape = (None, 64) if "N" in command else (4096, 64)
-    if "ctx" in asked:
-        asked["ctx"] = str(asked["ctx"]).split("(")[0]
-    assert asked == {"shapes": {"data": shape}, **options}
+    if "ctx" in options_of_call:
+        options_of_call["ctx"] = str(options_of_call["ctx"]).split("(")[0]
+    assert options_of_call == {"shapes": {"data": shape}, **options}
 
 
-def test_plan_prints_draws_and_writes_the_plan(net: Any, capsys: Any, tmp_path: Path) -> None:
+def with_time(plan: memonger.Plan) -> memonger.Plan:
+    return dataclasses.replace(plan, added_time=plan.predict_time())
+
+
+#: A command, and what the API returns, which is printed.
+PRINTED: dict[str, Callable[..., Any]] = {
+    "plan": lambda *net: with_time(memonger.plan(*net)),
+    "frontier --points 5": lambda *net: memonger.frontier(*net, points=5),
+    "explain": memonger.explain,
+}
+
+
+@pytest.mark.parametrize("command", PRINTED)
+def test_a_verb_prints_and_draws_what_its_call_returns(
+    command: str, net: Any, capsys: Any, tmp_path: Path
+) -> None:
+    (verb, *options), picture = command.split(), tmp_path / "picture.png"
+    options += [] if verb == "explain" else ["--plot", str(picture)]
+    status, printed, _ = run(capsys, verb, net[2], *SHAPES, *options)
+    assert status == 0 and printed == f"{PRINTED[command](*net[:2])}\n"
+    assert verb == "explain" or picture.read_bytes()[1:4] == b"PNG"
+
+
+def test_json_has_the_figures_of_the_call(net: Any, capsys: Any, tmp_path: Path) -> None:
     symbol, shapes, file = net
-    out, picture = tmp_path / "planned-symbol.json", tmp_path / "plan.png"
-    status, printed, _ = run(capsys, "plan", file, *SHAPES, "-o", out, "--plot", picture)
-    plan = memonger.plan(symbol, shapes)
-    plan = dataclasses.replace(plan, added_time=plan.predict_time())
-    assert status == 0 and printed == str(plan) + "\n" and "as predicted" in printed
+    plan, out = with_time(memonger.plan(symbol, shapes)), tmp_path / "planned-symbol.json"
+    values = figures(capsys, "plan", file, *SHAPES, "-o", out)
     assert marked(mx.sym.load(str(out))) == marked(plan.symbol)
-    assert picture.read_bytes()[1:4] == b"PNG"
-    told = figures(capsys, "plan", file, *SHAPES)
     for name in ("pool_bytes", "unplanned_bytes", "added_time", "recomputed_flops"):
-        assert told[name] == getattr(plan, name)
+        assert values[name] == getattr(plan, name)
+    tensors = figures(capsys, "explain", file, *SHAPES, "--plan")["tensors"]
+    assert [t["name"] for t in tensors] == [t.name for t in plan.explain().tensors]
+    plans = figures(capsys, "frontier", file, *SHAPES, "--points", "5")
+    expected = memonger.frontier(symbol, shapes, points=5)
+    assert [p["pool_bytes"] for p in plans] == [p.pool_bytes for p in expected]
+    pool = memonger.pool_bytes(symbol, shapes=shapes)
+    values = figures(capsys, "cost", file, *SHAPES)
+    assert values == {"pool_bytes": pool, "peak_bytes": 34 * MB, "exact": True}
+    status, printed, _ = run(capsys, "cost", file, *SHAPES)
+    assert status == 0 and f"pool     {pool / MB:.1f} MB" in printed
 
 
 def test_a_schedule_is_told_and_not_saved(net: Any, capsys: Any, tmp_path: Path) -> None:
     symbol, shapes, file = net
     out = tmp_path / "planned-symbol.json"
-    asked = ("plan", file, *SHAPES, "--budget", "60%", "--how", "auto", "-o", out, "--json")
-    status, printed, error = run(capsys, *asked)
-    told, plan = json.loads(printed), memonger.plan(symbol, shapes, budget="60%", how="auto")
-    assert told["pool_bytes"] == plan.pool_bytes and told["schedule"]
+    arguments = ("plan", file, *SHAPES, "--budget", "60%", "--how", "auto", "-o", out, "--json")
+    status, printed, error = run(capsys, *arguments)
+    values, plan = json.loads(printed), memonger.plan(symbol, shapes, budget="60%", how="auto")
+    assert values["pool_bytes"] == plan.pool_bytes and values["schedule"]
     assert status == 2 and "cannot be saved" in error and not out.exists()
-
-
-def test_cost_and_explain_tell_what_is_alive(net: Any, capsys: Any) -> None:
-    symbol, shapes, file = net
-    status, printed, _ = run(capsys, "cost", file, *SHAPES)
-    pool = memonger.pool_bytes(symbol, shapes=shapes)
-    assert status == 0 and f"pool     {pool / MB:.1f} MB" in printed
-    told = figures(capsys, "cost", file, *SHAPES)
-    assert told == {"pool_bytes": pool, "peak_bytes": 34 * MB, "exact": True}
-    status, printed, _ = run(capsys, "explain", file, *SHAPES)
-    assert status == 0 and printed == str(memonger.explain(symbol, shapes)) + "\n"
-    told = figures(capsys, "explain", file, *SHAPES, "--plan")["tensors"]
-    tensors = memonger.plan(symbol, shapes).explain().tensors
-    assert [t["name"] for t in told] == [t.name for t in tensors]
-
-
-def test_frontier_tells_and_draws_all_plans(net: Any, capsys: Any, tmp_path: Path) -> None:
-    symbol, shapes, file = net
-    picture = tmp_path / "frontier.png"
-    asked = ("frontier", file, *SHAPES, "--points", "5")
-    status, printed, _ = run(capsys, *asked, "--plot", picture)
-    plans = memonger.frontier(symbol, shapes, points=5)
-    assert status == 0 and printed == str(plans) + "\n"
-    assert picture.read_bytes()[1:4] == b"PNG"
-    assert [p["pool_bytes"] for p in figures(capsys, *asked)] == [p.pool_bytes for p in plans]
 
 
 OPEN = ("--shape", "data=N,64", "--shape", "label=N,64")
@@ -154,12 +157,12 @@ OPEN = ("--shape", "data=N,64", "--shape", "label=N,64")
 def test_batch_tells_and_writes_the_largest(net: Any, capsys: Any, tmp_path: Path) -> None:
     symbol, _, file = net
     out, page = tmp_path / "planned-symbol.json", tmp_path / "batch.html"
-    asked = ("batch", file, *OPEN, "--budget", "10MB")
-    told = figures(capsys, *asked, "-o", out)
+    arguments = ("batch", file, *OPEN, "--budget", "10MB")
+    values = figures(capsys, *arguments, "-o", out)
     largest = memonger.largest_batch(symbol, dict.fromkeys(net[1], (None, 64)), "10MB")
-    assert (told["batch"], told["unplanned_batch"]) == largest[::2]
+    assert (values["batch"], values["unplanned_batch"]) == largest[::2]
     assert marked(mx.sym.load(str(out))) == marked(largest.plan.symbol)
-    status, printed, _ = run(capsys, *asked, "--report", page)
+    status, printed, _ = run(capsys, *arguments, "--report", page)
     fits = f"a batch of {largest.batch} fits with a plan, of {largest.unplanned_batch} without"
     assert status == 0 and printed.startswith(fits)
     assert printed.endswith(data_of(page)["plans"][0]["text"] + "\n")
@@ -179,8 +182,8 @@ def test_report_writes_the_plan_that_is_printed_beside_others(
     file, page = tmp_path / "marked-symbol.json", tmp_path / "report.html"
     net[0].get_internals()["tanh7_output"]._set_attr(mirror_stage="True")
     net[0].save(str(file))
-    asked = ("report", file, *SHAPES, "--points", "4", "-o", page)
-    status, printed, error = run(capsys, *asked, *more)
+    arguments = ("report", file, *SHAPES, "--points", "4", "-o", page)
+    status, printed, error = run(capsys, *arguments, *more)
     data = data_of(page)
     chosen = data["plans"][data["chosen"]]
     assert status == 0 and printed == chosen["text"] + "\n", error
@@ -190,7 +193,7 @@ def test_report_writes_the_plan_that_is_printed_beside_others(
         limit = int(chosen["command"].split()[-3])  # in the command it is one of the pool
         assert data["budget"]["of"] == "device" and limit == chosen["figures"]["pool_bytes"]
         assert chosen["figures"]["device_bytes"] <= data["budget"]["bytes"] < 20e6
-    assert "original" in {told["kind"] for told in data["plans"]} and len(data["plans"]) > 3
+    assert "original" in {plan["kind"] for plan in data["plans"]} and len(data["plans"]) > 3
     assert chosen["kind"] == "schedule" or "schedule" not in more
 
 
@@ -261,15 +264,15 @@ def test_a_mistake_is_one_line(
             monkeypatch.setattr(memonger, search, None)
     if (command, said) in PAGES:
         monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    given = command.format(net=net[2], folder=tmp_path, name=tmp_path.name)
-    status, printed, error = run(capsys, *shlex.split(given))
+    line_of_shell = command.format(net=net[2], folder=tmp_path, name=tmp_path.name)
+    status, printed, error = run(capsys, *shlex.split(line_of_shell))
     assert status == 2 and not printed
     lines = [line for line in error.splitlines() if line.startswith("memonger")]
     assert len(lines) == 1 and said in lines[0], error
     assert "Traceback" not in error
 
 
-def test_ctrl_c_after_the_search(
+def test_ctrl_c_after_the_search_leaves_what_it_found(
     net: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What it found is told and written."""
@@ -290,25 +293,35 @@ def test_ctrl_c_after_the_search(
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule"])
-def test_plan_and_check(how: str, net: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The share of one device is trained; a difference is status 1."""
-    asked = ("plan", net[2], "--shape", "data=64,64", "--shape", "label=64,64", "--devices", "2")
-    status, printed, _ = run(capsys, *asked, "--how", how, "--check")
+def test_plan_checks_the_share_of_one_device_and_tells_a_difference_by_its_status(
+    how: str, net: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = (
+        "plan",
+        net[2],
+        "--shape",
+        "data=64,64",
+        "--shape",
+        "label=64,64",
+        "--devices",
+        "2",
+    )
+    status, printed, _ = run(capsys, *arguments, "--how", how, "--check")
     assert status == 0 and re.search(r"^check      equal: \d+ arrays in 3 steps", printed, re.M)
-    found = memonger.CheckReport(1, 1, (), ("softmax_output",), True)
-    given = {}
+    report = memonger.CheckReport(1, 1, (), ("softmax_output",), True)
+    checked_shapes = {}
 
     def check(net: Any, planned: Any, shapes: Any, **options: Any) -> memonger.CheckReport:
-        given.update(shapes)
-        return found
+        checked_shapes.update(shapes)
+        return report
 
     monkeypatch.setattr(memonger, "check", check)
-    status, printed, _ = run(capsys, *asked, "--how", how, "--check", "--json")
+    status, printed, _ = run(capsys, *arguments, "--how", how, "--check", "--json")
     assert status == 1 and json.loads(printed)["check"]["not_finite"] == ["softmax_output"]
-    assert given == {"data": (32, 64), "label": (32, 64)}
+    assert checked_shapes == {"data": (32, 64), "label": (32, 64)}
 
 
-def test_small_networks(capsys: Any, tmp_path: Path) -> None:
+def test_small_networks_are_told_in_kb(capsys: Any, tmp_path: Path) -> None:
     """Without operators, and with sizes below one MB."""
     file = str(tmp_path / "net-symbol.json")
     mx.sym.Variable("x").save(file)
@@ -322,7 +335,7 @@ def test_small_networks(capsys: Any, tmp_path: Path) -> None:
         assert status == 0 and f"{pool / 1024:.1f} KB" in printed and " MB" not in printed
 
 
-def test_what_a_custom_operator_says(capsys: Any) -> None:
+def test_what_a_custom_operator_says_is_in_the_message(capsys: Any) -> None:
     """In the message, not on stdout; and without a trace."""
 
     @mx.operator.register("tests_bad_shape")
@@ -339,16 +352,15 @@ def test_what_a_custom_operator_says(capsys: Any) -> None:
 
 
 def started(*command: str, path: Path) -> subprocess.Popen[str]:
-    """A process that finds stand-ins for what it imports at ``path``."""
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(path), str(ROOT)]))
-    command = (sys.executable, "-W", "ignore", *command)
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+    """Return a process that finds stand-ins for what it imports at ``path``."""
+    imports = os.pathsep.join([str(path), str(ROOT)])
+    return start_python("-W", "ignore", *command, PYTHONPATH=imports)
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Its status, what it printed, and what it said."""
-    printed, error = process.communicate(timeout=120)
+def ended(*command: str, path: Path) -> tuple[int, str, str]:
+    """Return its status, what it printed, and what it said."""
+    with started(*command, path=path) as process:
+        printed, error = process.communicate(timeout=120)
     return process.returncode, printed, error
 
 
@@ -367,10 +379,10 @@ print(executor.debug_str()[-200:])
 
 def test_plain_mxnet_trains_a_planned_file(net: Any, capsys: Any, tmp_path: Path) -> None:
     out = tmp_path / "planned-symbol.json"
-    told = figures(capsys, "plan", net[2], *SHAPES, "-o", out)
-    _, trained, _ = ended(started("-c", PLAIN % str(out), path=tmp_path))
+    values = figures(capsys, "plan", net[2], *SHAPES, "-o", out)
+    _, trained, _ = ended("-c", PLAIN % str(out), path=tmp_path)
     (total,) = re.findall(r"Total (\d+) MB allocated", trained)
-    assert int(total) == told["counted_bytes"] // MB
+    assert int(total) == values["counted_bytes"] // MB
 
 
 LIGHT = """
@@ -384,13 +396,12 @@ finally:
 """
 
 
-@pytest.mark.parametrize("asked", [("--version",), ("--help",), ("plan", "--help"), ()])
-def test_help_imports_nothing_heavy(asked: Any, tmp_path: Path) -> None:
-    """And needs no MXNet."""
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("plan", "--help"), ()])
+def test_help_imports_nothing_heavy_and_needs_no_mxnet(arguments: Any, tmp_path: Path) -> None:
     (tmp_path / "mxnet.py").write_text("raise ImportError('not here')")
-    status, _, error = ended(started("-c", LIGHT, *asked, path=tmp_path))
-    assert status == (0 if asked else 2), error
-    assert asked or error.startswith("memonger: the following arguments are required: VERB")
+    status, _, error = ended("-c", LIGHT, *arguments, path=tmp_path)
+    assert status == (0 if arguments else 2), error
+    assert arguments or error.startswith("memonger: the following arguments are required: VERB")
 
 
 def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
@@ -403,8 +414,7 @@ def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", sorted(cli.EXAMPLES))
-def test_help_has_an_example(verb: str, capsys: Any) -> None:
-    """And its arguments are understood."""
+def test_help_has_an_example_that_is_understood(verb: str, capsys: Any) -> None:
     status, printed, _ = run(capsys, verb, "--help")
     assert status == 0 and cli.EXAMPLES[verb] in printed
     words = shlex.split(cli.EXAMPLES[verb])
@@ -451,6 +461,6 @@ SCRIPT = ("-c", f"import sys; from {MODULE} import {NAME} as f; sys.exit(f())")
 def test_one_line_and_status_2(command: Any, case: str, net: Any, tmp_path: Path) -> None:
     module, content, said = STAND_INS[case]
     (tmp_path / (module + ".py")).write_text(CTRL_C + content)
-    status, printed, error = ended(started(*command, "cost", net[2], *SHAPES, path=tmp_path))
+    status, printed, error = ended(*command, "cost", net[2], *SHAPES, path=tmp_path)
     assert status == 2 and not printed
     assert len(error.splitlines()) == 1 and said in error, error

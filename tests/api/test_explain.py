@@ -29,16 +29,16 @@ SMALL: Any = networks.chain(16, hidden=64, batch=4096)
 def test_a_chain_has_its_peak_at_the_first_gradient() -> None:
     """At the first gradient: two results of each of 16 layers, the output, and its gradient."""
     symbol, shapes = CHAIN
-    found = memonger.explain(symbol, shapes)
-    assert found.pool_bytes == memonger.pool_bytes(symbol, shapes=shapes)
-    assert found.peak_bytes == 34 * MB == sum(t.nbytes for t in found.tensors)
-    assert found.peak == "the gradient of 'out' (LinearRegressionOutput)"
-    assert [t.kind for t in found.tensors].count("gradient") == 1
-    assert sorted(t.name for t in found.tensors if t.kind == "result") == sorted(
+    explanation = memonger.explain(symbol, shapes)
+    assert explanation.pool_bytes == memonger.pool_bytes(symbol, shapes=shapes)
+    assert explanation.peak_bytes == 34 * MB == sum(t.nbytes for t in explanation.tensors)
+    assert explanation.peak == "the gradient of 'out' (LinearRegressionOutput)"
+    assert [t.kind for t in explanation.tensors].count("gradient") == 1
+    assert sorted(t.name for t in explanation.tensors if t.kind == "result") == sorted(
         ["out"] + [f"{name}{i}" for name in ("fc", "tanh") for i in range(16)]
     )
-    assert found.floor_bytes == 4 * MB and "'tanh15' (Activation)" in found.bounded_by
-    text = str(found)
+    assert explanation.floor_bytes == 4 * MB and "'tanh15' (Activation)" in explanation.bounded_by
+    text = str(explanation)
     assert "peak       34.0 MB alive at once, in the gradient of 'out'" in text
     assert "in 22 more" in text
 
@@ -50,18 +50,20 @@ def planned(request: Any) -> memonger.Plan:
 
 
 def test_a_planned_network_is_explained_with_its_plan(planned: memonger.Plan) -> None:
-    found = memonger.explain(planned.symbol, SMALL[1])
-    assert found.peak_bytes == planned.peak_bytes == sum(t.nbytes for t in found.tensors)
-    assert found.pool_bytes == planned.pool_bytes
-    assert found.floor_bytes == planned.floor_bytes and planned.floor in str(found)
+    explanation = memonger.explain(planned.symbol, SMALL[1])
+    assert (
+        explanation.peak_bytes == planned.peak_bytes == sum(t.nbytes for t in explanation.tensors)
+    )
+    assert explanation.pool_bytes == planned.pool_bytes
+    assert explanation.floor_bytes == planned.floor_bytes and planned.floor in str(explanation)
 
 
 def test_what_must_not_be_computed_again_is_told() -> None:
     x = S.Dropout(S.FullyConnected(S.Variable("data"), num_hidden=64, name="fc"), name="drop")
-    found = memonger.explain(S.SoftmaxOutput(x, name="softmax"), {"data": (1024, 64)})
-    ruled = {t.name: t.rule for t in found.tensors if t.rule}
+    explanation = memonger.explain(S.SoftmaxOutput(x, name="softmax"), {"data": (1024, 64)})
+    ruled = {t.name: t.rule for t in explanation.tensors if t.rule}
     assert "drop[1]" in ruled and "mask" in ruled["drop[1]"]
-    assert "must not be recomputed" in found.bounded_by
+    assert "must not be recomputed" in explanation.bounded_by
 
 
 def wide() -> Any:
@@ -92,14 +94,14 @@ def test_a_warning_tells_what_makes_the_peak(
 
 
 def branches(ways: int = 2, depth: int = 6) -> Any:
-    """An output without a loss, with whose gradient the most is alive; gradients that add up."""
+    """Build an output without a loss, with whose gradient the most is alive."""
     x = S.elemwise_add(S.Variable("a"), S.Variable("b"), name="both")
     for i in range(depth):
-        each = S.tanh(x, name=f"tanh{i}")
+        branch = S.tanh(x, name=f"tanh{i}")
         for k in range(ways):
             other = S.sigmoid(x if k == 0 else k * x, name=f"sigmoid{i}_{k}")
-            each = S.elemwise_add(each, other, name=f"sum{i}_{k}")
-        x = each
+            branch = S.elemwise_add(branch, other, name=f"sum{i}_{k}")
+        x = branch
     return x
 
 
@@ -107,7 +109,7 @@ SAME: Any = {"a": (64, 64), "b": (64, 64)}
 
 
 def names_of(symbol: Any) -> set[str]:
-    """All names that a network has: of its nodes, and of their outputs."""
+    """Return all names that a network has: of its nodes, and of their outputs."""
     return {node["name"] for node in nodes(symbol)} | set(symbol.get_internals().list_outputs())
 
 
@@ -117,9 +119,11 @@ def test_all_that_runs_is_told_in_names_of_the_network() -> None:
     both = [node.name for node in graph.nodes].index("both")
     copied, _ = with_copies(graph, [KeptCopy(both, "float32")])
     training = training_graph(copied)
-    told = {training.describe(row) for row in range(len(training.ops))}
-    assert {name for text in told for name in re.findall("'(.*?)'", text)} <= names_of(symbol)
-    assert told > {
+    descriptions = {training.describe(row) for row in range(len(training.ops))}
+    assert {name for text in descriptions for name in re.findall("'(.*?)'", text)} <= names_of(
+        symbol
+    )
+    assert descriptions > {
         "'both' (elemwise_add)",
         "'both' (elemwise_add), recomputed",
         "the kept copy of 'both'",
@@ -162,29 +166,29 @@ def test_a_picture_without_matplotlib_names_the_remedy(
 
 
 def test_every_tensor_of_a_plan_is_told_with_a_reason(planned: memonger.Plan) -> None:
-    plan, found = planned, planned.explain().tensors
+    plan, tensors = planned, planned.explain().tensors
     names = [f"{name}{i}" for i in range(16) for name in ("fc", "tanh")] + ["out"]
-    assert [t.name for t in found if t.name not in plan.copies] == names
-    assert {t.nbytes for t in found} == {MB}
-    assert {t.name for t in found if t.times > 1} - set(plan.copies) == set(plan.recomputed)
-    kept = [t for t in found if t.choice == "kept"]
+    assert [t.name for t in tensors if t.name not in plan.copies] == names
+    assert {t.nbytes for t in tensors} == {MB}
+    assert {t.name for t in tensors if t.times > 1} - set(plan.copies) == set(plan.recomputed)
+    kept = [t for t in tensors if t.choice == "kept"]
     assert [t.name for t in kept if t.why == "output"] == ["out"]
     reasons = [t.reason for t in kept if t.why == "cut"]
     assert reasons and all("recomputed from it" in reason for reason in reasons)
     assert all(t.why and t.reason for t in kept)
-    assert not any(t.why for t in found if t.choice != "kept")
+    assert not any(t.why for t in tensors if t.choice != "kept")
     assert len(kept) * MB <= plan.peak_bytes
     text = str(plan.explain())
     assert f"{'kept':10} {len(kept):10.1f} MB in {len(kept)} tensors" in text
-    assert len(text.splitlines()) == 5 + len(found)
+    assert len(text.splitlines()) == 5 + len(tensors)
 
 
 def test_no_plan_keeps_all_tensors() -> None:
     plan = memonger.plan(*networks.chain(1, hidden=64, batch=64))
-    found = {t.name: (t.choice, t.why) for t in plan.explain().tensors}
+    choices = {t.name: (t.choice, t.why) for t in plan.explain().tensors}
     assert plan.planner == "no plan"
-    assert found["out"] == ("kept", "output") and found["tanh0"][0] == "kept"
-    assert not any(choice == "recomputed" for choice, _ in found.values())
+    assert choices["out"] == ("kept", "output") and choices["tanh0"][0] == "kept"
+    assert not any(choice == "recomputed" for choice, _ in choices.values())
 
 
 def test_rules_tell_their_reasons() -> None:
@@ -226,9 +230,9 @@ def test_every_parameter_is_told(name: str) -> None:
     wanted = {"Parameters", "Returns", "Raises", "Examples"} if parameters else {"Examples"}
     assert wanted <= set(sections)
     entries = re.findall(r"^(\S.*)$", sections.get("Parameters", ""), re.M)
-    told = [entry for line in entries for entry in line.split(" : ")[0].split(", ")]
+    documented = [entry for line in entries for entry in line.split(" : ")[0].split(", ")]
     names = [("**" if p.kind is p.VAR_KEYWORD else "") + p.name for p in parameters]
-    assert sorted(told) == sorted(names)
+    assert sorted(documented) == sorted(names)
     assert not re.search(r"^ *As for", text, re.M)
     assert text.split()[0] not in ("The", "A", "An", "What", "Is", "Whether")
     assert not text.split()[0].endswith("s")

@@ -23,7 +23,7 @@ IMAGES = {"data": (2, 3, 32, 32), "softmax_label": (2,)}
 
 
 def residual(name: str = "relu", classes: int = 10) -> Any:
-    """A residual network whose activations have this name."""
+    """Return a residual network whose activations have this name."""
     x = S.Variable("data")
     for k in range(8):
         y = S.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1), name=f"conv{k}")
@@ -34,7 +34,7 @@ def residual(name: str = "relu", classes: int = 10) -> Any:
 
 @pytest.fixture(scope="module", params=["marks", "schedule"])
 def saved(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A plan, and where it lies."""
+    """Return a plan, and where it lies."""
     plan = memonger.plan(residual(), IMAGES, how=request.param, budget="70%", patience=0.02)
     assert plan.recomputed and (plan.schedule is None) == (request.param == "marks")
     file = tmp_path_factory.mktemp("plans") / "plan.json"
@@ -61,7 +61,6 @@ def test_what_is_loaded_is_what_was_saved(saved: Any) -> None:
 
 @pytest.mark.python_differs
 def test_another_process_needs_not_even_the_network(saved: Any) -> None:
-    """Which needs not even the network."""
     plan, file = saved
     program = (
         "import sys, memonger; plan = memonger.load_plan(sys.argv[1]); "
@@ -79,14 +78,14 @@ def test_a_saved_plan_is_of_one_network_and_its_shapes(saved: Any) -> None:
     for other in (residual(classes=9), residual().get_internals()["relu7_output"], residual() * 2):
         with pytest.raises(MemongerError, match="is of another network: "):
             memonger.load_plan(file, other)
-    for said, given, shapes in (
+    for said, network, shapes in (
         (r"another shape of input 'data': .*\(4, 3", residual(), {"data": (4, 3, 32, 32)}),
         ("no input of the network", residual(), {"wrong": (4, 3, 32, 32)}),
         ("give net= too", None, {"data": IMAGES["data"]}),
         ("not a Symbol", mx.gluon.nn.Dense(3), {}),
     ):
         with pytest.raises(MemongerError, match=said):
-            memonger.load_plan(file, given, **shapes)
+            memonger.load_plan(file, network, **shapes)
 
 
 @pytest.mark.python_differs
@@ -132,8 +131,8 @@ def test_other_settings_are_told(
 
 def test_types_and_the_device_are_kept(tmp_path: Path) -> None:
     symbol, shapes = networks.chain(6, hidden=16, batch=64)
-    asked = {"type_dict": {"data": "float64"}, "ctx": mx.cpu(), "until": "fc4"}
-    plan, file = memonger.plan(symbol, shapes, patience=0.02, **asked), tmp_path / "plan.json"
+    options = {"type_dict": {"data": "float64"}, "ctx": mx.cpu(), "until": "fc4"}
+    plan, file = memonger.plan(symbol, shapes, patience=0.02, **options), tmp_path / "plan.json"
     plan.save(file)
     again = memonger.load_plan(file, symbol, [mx.io.DataDesc("data", shapes["data"], "float64")])
     for field in ("spec", "grad_req", "ctx", "until"):

@@ -7,7 +7,7 @@ import logging
 import pickle
 import re
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -20,13 +20,10 @@ from memonger.solve.request import read_request
 from memonger.solve.solution import find_smallest
 from memonger.planners.candidates import Candidate, MarkPlan, Searched
 from memonger.solve.ways import Marks, Schedules
-from memonger.support.cache import forget
 from memonger.support.errors import in_words
 
 import networks
-from interrupting import press_ctrl_c
 from mixed_networks import KINDS
-from more_networks import unrolled
 from planned import as_module, marked, nodes
 
 pytestmark = pytest.mark.python_differs
@@ -42,13 +39,6 @@ def net(layers: int = 8) -> Any:
         x = S.FullyConnected(x, num_hidden=512, name=f"fc{i}")
         x = S.Activation(S.BatchNorm(x, name=f"bn{i}"), act_type="tanh", name=f"tanh{i}")
     return S.LinearRegressionOutput(x, name="out")
-
-
-@pytest.fixture
-def known(caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
-    """Tells how many plans were not searched for, but known from before."""
-    caplog.set_level(logging.INFO, "memonger")
-    return lambda: sum("planned before" in r.getMessage() for r in caplog.records)
 
 
 def small_resnet(batch: int = 8) -> Any:
@@ -82,8 +72,8 @@ def test_a_small_network_is_planned_with_little_effort(
     text = "the network takes %s without a plan, less than 16.0 MB, so that it is planned with "
     assert text % in_words(small.unplanned_bytes) + "patience=0.05" in caplog.text
     assert small.recomputed and "patience" not in small.options
-    asked = memonger.plan(*networks.chain(16, hidden=64, batch=512), how=how, patience=0.05)
-    assert asked.recomputed == small.recomputed and asked.pool_bytes == small.pool_bytes
+    short = memonger.plan(*networks.chain(16, hidden=64, batch=512), how=how, patience=0.05)
+    assert short.recomputed == small.recomputed and short.pool_bytes == small.pool_bytes
     for batch, patience, expected in ((8000, None, 1.0), (8000, 0.2, 0.2), (512, 2.0, 2.0)):
         symbol, shapes = networks.chain(16, hidden=64, batch=batch)
         request = read_request(symbol, shapes)
@@ -161,8 +151,11 @@ def test_a_plan_tells_for_which_devices_it_is(
     assert f"\nfor        {words}" in str(plan)
     plan.save(tmp_path / "plan.json")
     assert memonger.load_plan(tmp_path / "plan.json").request.ctx == expected
-    for each, nbytes in ((plan.symbol, plan.counted_bytes), (symbol, plan.candidates["no plan"])):
-        assert memonger.get_cost(each, shapes=shapes, ctx=ctx) == nbytes // MB
+    for network, nbytes in (
+        (plan.symbol, plan.counted_bytes),
+        (symbol, plan.candidates["no plan"]),
+    ):
+        assert memonger.get_cost(network, shapes=shapes, ctx=ctx) == nbytes // MB
 
 
 def test_search_plan_gives_the_same_symbol() -> None:
@@ -204,10 +197,10 @@ def test_a_network_that_cannot_be_replayed_is_bound(caplog: pytest.LogCaptureFix
     assert "each plan is bound" in caplog.text and "Custom" in caplog.text
     # It finds no mirror_stage to keep, and so recomputes all that it may.
     bare = memonger.make_mirror_plan(symbol, 0, shapes=shapes)
-    (given,) = (n["attrs"] for n in nodes(symbol) if n["op"] == "Custom")
+    (attributes,) = (n["attrs"] for n in nodes(symbol) if n["op"] == "Custom")
     for planned in (plan.symbol, bare):
         # Any other attribute would reach the operator's Python constructor.
-        assert [n["attrs"] for n in nodes(planned) if n["op"] == "Custom"] == [given]
+        assert [n["attrs"] for n in nodes(planned) if n["op"] == "Custom"] == [attributes]
         assert any(name.startswith("convolution") for name in marked(planned))
         assert memonger.check(symbol, planned, shapes, grad_req=as_module(symbol, shapes))
 
@@ -291,12 +284,12 @@ def test_float16_within_a_network_is_inferred_as_by_module() -> None:
         x = mx.sym.Activation(mx.sym.BatchNorm(x, name=f"bn{i}"), act_type="relu")
     x = mx.sym.Cast(mx.sym.FullyConnected(x, num_hidden=3, name="fc"), dtype="float32")
     symbol, shapes = mx.sym.SoftmaxOutput(x, name="softmax"), {"data": (4, 3, 16, 16)}
-    found = memonger.plan(symbol, shapes)
+    plan = memonger.plan(symbol, shapes)
     same = memonger.plan(symbol, shapes, type_dict={"data": "float32"})
-    assert found.recomputed == same.recomputed != ()
-    assert (found.pool_bytes, found.exact) == (same.pool_bytes, True)
-    assert memonger.pool_bytes(symbol, shapes=shapes) == found.unplanned_bytes
-    module = mx.mod.Module(found.symbol)
+    assert plan.recomputed == same.recomputed != ()
+    assert (plan.pool_bytes, plan.exact) == (same.pool_bytes, True)
+    assert memonger.pool_bytes(symbol, shapes=shapes) == plan.unplanned_bytes
+    module = mx.mod.Module(plan.symbol)
     module.bind(list(shapes.items()), [("softmax_label", (4,))])
     assert module._exec_group.execs[0].arg_dict["conv0_weight"].dtype == np.float16
 
@@ -307,17 +300,16 @@ def test_float16_within_a_network_is_inferred_as_by_module() -> None:
     + [("*8_output", "fc8"), ("t*1[45]", "tanh14")],
 )
 def test_a_layer_is_named_by_a_part_or_a_pattern(until: str, name: str | None) -> None:
-    """A layer of just this name goes before, then the first that it fits."""
     one, exact = (
-        memonger.make_mirror_plan(net(16), 0, until=each, shapes=SHAPES) for each in (until, name)
+        memonger.make_mirror_plan(net(16), 0, until=layer, shapes=SHAPES) for layer in (until, name)
     )
     assert one.tojson() == exact.tojson()
 
 
 def test_search_plan_to_layer_is_search_plan_until_it() -> None:
     symbol = net(16)
-    for given, until in (("bn8", "bn8"), ("tanh1?", "tanh10"), ("", None), (None, None)):
-        planned = memonger.search_plan_to_layer(symbol, given, 1000, type_dict=None, **SHAPES)
+    for layer, until in (("bn8", "bn8"), ("tanh1?", "tanh10"), ("", None), (None, None)):
+        planned = memonger.search_plan_to_layer(symbol, layer, 1000, type_dict=None, **SHAPES)
         assert planned.tojson() == memonger.search_plan(symbol, until=until, **SHAPES).tojson()
     with pytest.raises(memonger.MemongerError, match="'bn88' is no operator.*mean 'bn8'"):
         memonger.search_plan_to_layer(symbol, "bn88", **SHAPES)
@@ -326,7 +318,6 @@ def test_search_plan_to_layer_is_search_plan_until_it() -> None:
 
 
 def test_a_plan_until_a_layer_costs_no_more_than_the_whole_cut_off_there() -> None:
-    """A plan that is searched for a part costs no more than the whole's plan cut off there."""
     symbol, shapes = networks.resnet((2, 2, 2, 2), batch=8)
     until = [n["name"] for n in nodes(symbol) if n["op"] == "Convolution"][-4]
     names = [n["name"] for n in nodes(symbol)]
@@ -369,151 +360,6 @@ def test_devices_split_the_batch_where_the_layout_has_it() -> None:
     symbol = S.MakeLoss(S.broadcast_add(S.Variable("data"), S.Variable("shift")))
     request = read_request(symbol, shapes, devices=4)
     assert request.spec.shapes == {"data": (6, 2, 4), "shift": (1, 1, 4)}
-
-
-def test_the_same_network_is_planned_once(known: Any) -> None:
-    first = memonger.plan(net(), SHAPES)
-    first.symbol._set_attr(spoiled="yes")
-    first.candidates.clear()
-    again = memonger.plan(net(), SHAPES)
-    assert known() == 1
-    assert "spoiled" not in again.symbol.tojson() and again.candidates
-    assert again.pool_bytes == first.pool_bytes and again.recomputed == first.recomputed
-    forget()
-    assert memonger.plan(net(), SHAPES).symbol.tojson() == again.symbol.tojson()
-    assert known() == 1
-
-
-def told(*plans: Any) -> list[Any]:
-    """What plans are, to compare, and what MXNet counts for the last and for a pickled copy."""
-    symbol = plans[-1].symbol
-    again = pickle.loads(pickle.dumps(symbol))
-    costs: list[Any] = [memonger.get_cost(net, shapes=CELLS) for net in (symbol, again)]
-    return costs + [(p.pool_bytes, p.added_time, p.recomputed, p.copies) for p in plans]
-
-
-#: Shapes of the largest batch, which depends on the times of the machine's operators.
-CELLS = {"data": (475, 6), "softmax_label": (475, 6)}
-MORE: Any = {"patience": 0.3}  # with less, marks are the same from any known plans
-
-
-def largest_batch(net: Any) -> Any:
-    return memonger.largest_batch(net, dict.fromkeys(CELLS, (None, 6)), 3_000_000, **MORE)
-
-
-def largest(net: Any) -> list[Any]:
-    found = largest_batch(net)
-    assert found.batch == CELLS["data"][0]
-    return told(found.plan)
-
-
-CALLS: dict[str, Callable[[Any], Any]] = {
-    "plan": lambda net: told(memonger.plan(net, CELLS, **MORE)),
-    "schedule": lambda net: told(memonger.plan(net, CELLS, how="schedule", patience=0.05)),
-    "largest_batch": largest,
-    "explain": lambda net: str(memonger.explain(net, CELLS)),
-    "within": lambda net: told(memonger.plan(net, CELLS, budget="60%", **MORE)),
-    "frontier": lambda net: told(*memonger.frontier(net, CELLS, points=9, **MORE)),
-}
-
-
-def test_the_order_of_calls_does_not_matter() -> None:
-    """A search that starts from known plans is not the same that starts from none."""
-    symbol = unrolled(6)
-    CELLS.update(dict.fromkeys(CELLS, (largest_batch(symbol).batch, 6)))
-    expected: dict[str, Any] = {}
-    for order in ([*CALLS], [*CALLS][::-1]):
-        forget()
-        for name in order:
-            found = CALLS[name](symbol)
-            assert found == expected.setdefault(name, found), (name, order)
-
-
-@pytest.mark.parametrize("how", ["marks", "schedule"])
-def test_names_that_mxnet_makes_do_not_matter(how: str, known: Any) -> None:
-    """A network built twice has other operator names; the plan has those of its own network."""
-
-    def built() -> Any:
-        x = S.FullyConnected(S.Variable("data"), S.Variable("w"), num_hidden=512, no_bias=True)
-        for _ in range(8):
-            x = S.tanh(x * 2)
-        return S.LinearRegressionOutput(x, S.Variable("label"))
-
-    one, other = built(), built()
-    assert one.tojson() != other.tojson()
-    plan, again = memonger.plan(one, SHAPES, how=how), memonger.plan(other, SHAPES, how=how)
-    assert known() == 1 and again.pool_bytes == plan.pool_bytes
-    assert again.recomputed and not set(again.recomputed) & set(plan.recomputed)
-    names = [n["name"] for n in nodes(other)]
-    assert set(again.recomputed) <= set(names) and any(repr(n) in again.slowest for n in names)
-    assert how == "schedule" or list(again.recomputed) == marked(again.symbol)
-    assert memonger.unplan(again.symbol).tojson() == other.tojson()
-
-
-CHANGES: dict[str, Any] = {
-    "network": lambda p: p(net(9), SHAPES),
-    "argument's name": lambda p: p(net()(data=S.Variable("pixels")), {"pixels": SHAPES["data"]}),
-    "attribute": lambda p: p(S.load_json(net().tojson().replace('"tanh"', '"sigmoid"')), SHAPES),
-    "shapes": lambda p: p(net(), {"data": (255, 512)}),
-    "types": lambda p: p(net(), SHAPES, type_dict={"data": "float64"}),
-    "gradients": lambda p: p(net(), SHAPES, grad_req={"fc0_weight": "write"}),
-    "device": lambda p: p(net(), SHAPES, ctx=mx.cpu()),
-    "trials": lambda p: p(net(), SHAPES, ntrial=7),
-    "until": lambda p: p(net(), SHAPES, until="bn4"),
-    "devices": lambda p: p(net(), SHAPES, devices=2),
-    "copies": lambda p: p(net(), SHAPES, kept_copies=False),
-    "rules": lambda p: p(net(), SHAPES, rules=False),
-    "work": lambda p: [p(net(), SHAPES, how="schedule", work=work) for work in (1.5, 2.5)],
-}
-
-
-def test_what_differs_is_planned_anew(known: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    memonger.plan(net(), SHAPES)
-    for what, change in CHANGES.items():
-        change(memonger.plan)
-        assert known() == 0, what
-    monkeypatch.setenv("NNVM_AUTO_SEARCH_MATCH_RANGE", "1")
-    plan = memonger.plan(net(), SHAPES)
-    assert known() == 0
-    assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=SHAPES)
-
-
-SCHEDULE: Any = {"how": "schedule", "work": 2.0}
-CHEN: Any = {"planner": "chen2016"}
-
-
-@pytest.mark.parametrize(
-    ("options", "share"), [({}, 0.05), ({}, 0.9), (CHEN, 0.3), (SCHEDULE, 0.3)]
-)
-def test_an_interrupted_search_returns_what_it_has(
-    options: Any, share: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With a warning; and it is not remembered."""
-    symbol, shapes = networks.lstm(steps=6)
-    begun = press_ctrl_c(monkeypatch, share)
-    plan = memonger.plan(symbol, shapes, **options)
-    assert plan.interrupted and plan.exact and plan.recomputed and plan.recomputed_flops <= 1
-    assert plan.counted_bytes < plan.candidates["no plan"]
-    assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=shapes)
-    (warning,) = [m for m in caplog.messages if m.startswith("interrupted: this is the best ")]
-    assert f"{plan.counted_bytes / MB:.1f} MB" in warning and "interrupted" in str(plan)
-    whole = memonger.plan(symbol, shapes, **options)
-    assert not whole.interrupted and whole.counted_bytes <= plan.counted_bytes
-    assert len(begun) == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "share"),
-    [({}, -1), (CHEN, -1), ({"how": "schedule"}, 0), (SCHEDULE, 0)]
-    + [({"how": "schedule", "budget": 0.5}, 0)],
-)
-def test_an_interrupt_before_anything_was_found_is_raised(
-    options: Any, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    press_ctrl_c(monkeypatch, share)
-    with pytest.raises(KeyboardInterrupt):
-        memonger.plan(net(), SHAPES, **options)
-    assert not memonger.plan(net(), SHAPES, **options).interrupted
 
 
 def test_the_figures_of_a_schedule_do_not_contradict_one_another() -> None:

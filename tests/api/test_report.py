@@ -31,30 +31,30 @@ MB = 2**20
 
 
 @pytest.fixture(scope="module")
-def found() -> Any:
-    """A network, its shapes, its frontier, and a schedule."""
+def chain() -> Any:
+    """Return a network, its shapes, its frontier, and a schedule."""
     return chain_plans()
 
 
-def test_figures_in_a_page_are_those_of_the_plans(found: Any, tmp_path: Path) -> None:
-    _, _, plans, schedule = found
+def test_figures_in_a_page_are_those_of_the_plans(chain: Any, tmp_path: Path) -> None:
+    _, _, plans, schedule = chain
     page = tmp_path / "plans.html"
     plans.report(page, others=[schedule, plans[0]], budget="60%", network="my-symbol.json")
     data, shown = data_of(page), [*plans, schedule]
     assert len(data["plans"]) == len(shown) == len(plans) + 1
-    for told in data["plans"]:
-        figures = dict(told["figures"])
+    for entry in data["plans"]:
+        figures = dict(entry["figures"])
         (plan,) = (p for p in shown if p.pool_bytes == figures["pool_bytes"])
-        assert told["text"] == str(plan)
+        assert entry["text"] == str(plan)
         for name in ("kept", "recomputed", "copies"):
             assert figures.pop(name) == len(getattr(plan, name))
         assert figures.pop("time_overhead") == plan.predict_time()
         for name, value in figures.items():
             assert value == getattr(plan, name), name
-        assert told["timeline"]["peak_bytes"] == plan.peak_bytes
+        assert entry["timeline"]["peak_bytes"] == plan.peak_bytes
         kinds = {plans[0]: "none", schedule: "schedule"}
-        assert told["kind"] == kinds.get(plan, "marks")
-    times = [told["figures"]["time_overhead"] for told in data["plans"]]
+        assert entry["kind"] == kinds.get(plan, "marks")
+    times = [entry["figures"]["time_overhead"] for entry in data["plans"]]
     assert times == sorted(times)
     limit = int(0.6 * plans[0].unplanned_bytes)
     assert data["budget"] == {"bytes": limit, "of": "pool", "state": 0}
@@ -62,37 +62,35 @@ def test_figures_in_a_page_are_those_of_the_plans(found: Any, tmp_path: Path) ->
     assert chosen == next(p.pool_bytes for p in plans if p.pool_bytes <= limit)
 
 
-def test_tensors_of_a_timeline_add_up_to_what_is_alive(found: Any, tmp_path: Path) -> None:
-    """Tensors add up to what is alive; operators and reasons are those of the plan."""
-    symbol, _, plans, schedule = found
+def test_tensors_of_a_timeline_add_up_to_what_is_alive(chain: Any, tmp_path: Path) -> None:
+    symbol, _, plans, schedule = chain
     operators = [n for n in symbol.get_internals().list_outputs() if n.endswith("_output")]
     for plan in (plans[-1], schedule):
         plan.report(tmp_path / "plan.html")
         data = data_of(tmp_path / "plan.html")
-        (told,) = data["plans"]
+        (entry,) = data["plans"]
         names, rows = data["operators"]["name"], range(len(data["operators"]["name"]))
         assert [name + "_output" for name in names] == operators
-        assert {names[r] for r in rows if told["choice"][r] == "r"} == set(plan.recomputed)
-        for line in (data["unplanned"], told["timeline"]):
+        assert {names[r] for r in rows if entry["choice"][r] == "r"} == set(plan.recomputed)
+        for line in (data["unplanned"], entry["timeline"]):
             live = live_of(line)
             assert live.max() == live[line["peak"]] == line["peak_bytes"]
             assert len(live) == line["steps"] == len(line["phase"])
-        assert told["timeline"]["peak_bytes"] == plan.peak_bytes
+        assert entry["timeline"]["peak_bytes"] == plan.peak_bytes
         reasons = {t.name: t.reason for t in plan.explain().tensors if t.choice == "kept"}
         for r in rows:
-            if told["choice"][r] == "k":
-                assert data["strings"][told["reason"][r]] == reasons[names[r]]
-        assert 0 < told["timeline"]["backward"] < told["timeline"]["steps"]
-        again = max(told["times"] or [2])
+            if entry["choice"][r] == "k":
+                assert data["strings"][entry["reason"][r]] == reasons[names[r]]
+        assert 0 < entry["timeline"]["backward"] < entry["timeline"]["steps"]
+        again = max(entry["times"] or [2])
         assert (again > 2) == (plan is schedule)
         assert again == max(t.times for t in plan.explain().tensors)
 
 
 def test_merged_steps_of_a_large_network_are_exact() -> None:
-    """Of a large network fewer steps are drawn; what is drawn is exact, and the peak is there."""
     symbol, shapes = networks.lstm(2, 12, 4, 8, labels=16)
-    asked = dict.fromkeys(symbol.list_arguments(), "write")
-    memory = predict(Request(symbol, InputSpec(shapes, {}), asked, "any"))
+    requests = dict.fromkeys(symbol.list_arguments(), "write")
+    memory = predict(Request(symbol, InputSpec(shapes, {}), requests, "any"))
     table = OperatorTable(memory, Strings(), mx.cpu(), measure=False)
     whole = list_alive(memory, table, {}, 10**6)
     assert len(whole["drawn"]) == whole["steps"] > 500
@@ -108,14 +106,13 @@ def test_merged_steps_of_a_large_network_are_exact() -> None:
 
 @pytest.mark.parametrize("budget", ["60%", 30_000_000])
 def test_a_budget_of_the_device_leaves_out_the_optimizers_state(
-    budget: Any, found: Any, tmp_path: Path
+    budget: Any, chain: Any, tmp_path: Path
 ) -> None:
-    """What the optimiser takes of it is not for plans."""
-    symbol, shapes, plans, _ = found
+    symbol, shapes, plans, _ = chain
     sizes = zip(symbol.list_arguments(), symbol.infer_shape(**shapes)[0])
     state = 8 * sum(int(np.prod(size)) for name, size in sizes if name not in shapes)
-    about = {"budget": budget, "budget_of": "device", "optimizer": "adam"}
-    plans.report(tmp_path / "plans.html", **about)
+    options = {"budget": budget, "budget_of": "device", "optimizer": "adam"}
+    plans.report(tmp_path / "plans.html", **options)
     data = data_of(tmp_path / "plans.html")
     whole = budget if budget != "60%" else int(0.6 * (plans[0].unplanned_device_bytes + state))
     assert data["budget"] == {"of": "device", "bytes": whole - state, "state": state}
@@ -128,54 +125,54 @@ OPEN = {"data": (None, 64), "label": (None, 64)}
 QUICK: Any = {"patience": 0.02}
 
 
-@pytest.mark.parametrize("about", [QUICK, {"budget_of": "device", "optimizer": "adam", **QUICK}])
+@pytest.mark.parametrize("options", [QUICK, {"budget_of": "device", "optimizer": "adam", **QUICK}])
 def test_each_batch_in_a_page_is_planned_as_by_itself(
-    about: Any, found: Any, tmp_path: Path
+    options: Any, chain: Any, tmp_path: Path
 ) -> None:
-    """Each is planned as ``memonger.plan`` does; times are those of its own report."""
-    symbol, page = found[0], tmp_path / "batch.html"
-    largest = memonger.largest_batch(symbol, OPEN, "30MB", **about)
+    symbol, page = chain[0], tmp_path / "batch.html"
+    largest = memonger.largest_batch(symbol, OPEN, "30MB", **options)
     largest.report(page, network="my-symbol.json")
     data = data_of(page)
     (chosen,), batches = data["plans"], data["batches"]
     assert chosen["figures"]["pool_bytes"] == largest.plan.pool_bytes
     assert batches[-1]["figures"] == chosen["figures"] and batches[-1]["batch"] == largest.batch
     assert batches[-1]["step_seconds"] == data["step_seconds"]
-    sizes = [told["batch"] for told in batches]
+    sizes = [entry["batch"] for entry in batches]
     assert sizes == sorted(set(sizes)) and len(sizes) == 8 and largest.unplanned_batch in sizes
     of, most = data["budget"]["of"], data["budget"]["bytes"]
     without = "unplanned_bytes" if of == "pool" else "unplanned_device_bytes"
-    for told in batches:
-        figures, fits = told["figures"], told["batch"] <= largest.unplanned_batch
-        assert (figures[without] <= most) == fits == (told["kind"] == "none")
+    for entry in batches:
+        figures, fits = entry["figures"], entry["batch"] <= largest.unplanned_batch
+        assert (figures[without] <= most) == fits == (entry["kind"] == "none")
         assert figures[f"{of}_bytes"] <= most
-    told = batches[4]
-    plan = memonger.plan(symbol, dict.fromkeys(OPEN, (told["batch"], 64)), budget="30MB", **about)
-    assert told["text"] == str(plan) and "my-symbol.json" in told["command"]
-    assert told["figures"]["time_overhead"] == plan.time_overhead
+    entry = batches[4]
+    plan = memonger.plan(
+        symbol, dict.fromkeys(OPEN, (entry["batch"], 64)), budget="30MB", **options
+    )
+    assert entry["text"] == str(plan) and "my-symbol.json" in entry["command"]
+    assert entry["figures"]["time_overhead"] == plan.time_overhead
     plan.report(page)
-    assert told["step_seconds"] == data_of(page)["step_seconds"]
+    assert entry["step_seconds"] == data_of(page)["step_seconds"]
 
 
-def test_no_batch_is_in_a_page_twice(found: Any, tmp_path: Path) -> None:
-    """Where no plan helps, or nothing fits without one, or few do: no batch is told twice."""
+def test_no_batch_is_in_a_page_twice(chain: Any, tmp_path: Path) -> None:
     small = networks.chain(1, hidden=4, batch=8)[0]
     never = memonger.largest_batch(small, {"data": (None, 4)}, 3000, **QUICK)
-    always, both = (memonger.largest_batch(found[0], OPEN, n, **QUICK) for n in (8000, 16_000))
-    assert [each.unplanned_batch for each in (always, both)] == [0, 1]
+    always, both = (memonger.largest_batch(chain[0], OPEN, n, **QUICK) for n in (8000, 16_000))
+    assert [answer.unplanned_batch for answer in (always, both)] == [0, 1]
     for largest, kinds in ((never, {"none"}), (always, {"marks"}), (both, {"none", "marks"})):
         pickle.loads(pickle.dumps(largest)).report(tmp_path / "batch.html")
         batches = data_of(tmp_path / "batch.html")["batches"]
-        sizes = [told["batch"] for told in batches]
+        sizes = [entry["batch"] for entry in batches]
         assert sizes == sorted(set(sizes)) and sizes[-1] == largest.batch
-        assert {told["kind"] for told in batches} == kinds and 2 < len(sizes) < 8
+        assert {entry["kind"] for entry in batches} == kinds and 2 < len(sizes) < 8
 
 
 def test_a_batch_at_which_nothing_fits_is_left_out(
-    found: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    chain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It is left out: a search may find less than that of a larger batch."""
-    largest, solve = memonger.largest_batch(found[0], OPEN, 16_000, **QUICK), frontier.solve
+    largest, solve = memonger.largest_batch(chain[0], OPEN, 16_000, **QUICK), frontier.solve
     data = []
     for lost in (0, 2):
 
@@ -186,15 +183,15 @@ def test_a_batch_at_which_nothing_fits_is_left_out(
 
         monkeypatch.setattr(frontier, "solve", solved)
         largest.report(tmp_path / "batch.html")
-        data.append([told["batch"] for told in data_of(tmp_path / "batch.html")["batches"]])
+        data.append([entry["batch"] for entry in data_of(tmp_path / "batch.html")["batches"]])
     assert data[0].count(2) == 1 and data[1] == [n for n in data[0] if n != 2]
 
 
 @pytest.mark.parametrize("share", [-1, 0.6])
 def test_an_interrupted_report_of_batches_leaves_no_file(
-    share: float, found: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    share: float, chain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    largest = memonger.largest_batch(found[0], OPEN, "25MB")
+    largest = memonger.largest_batch(chain[0], OPEN, "25MB")
     begun = press_ctrl_c(monkeypatch, share)
     with pytest.raises(KeyboardInterrupt):
         largest.report(tmp_path / "batch.html")
@@ -204,8 +201,8 @@ def test_an_interrupted_report_of_batches_leaves_no_file(
     assert len(begun) == 1
 
 
-def test_the_python_and_the_command_in_a_page_make_its_plan(found: Any, tmp_path: Path) -> None:
-    symbol, shapes, plans, schedule = found
+def test_the_python_and_the_command_in_a_page_make_its_plan(chain: Any, tmp_path: Path) -> None:
+    symbol, shapes, plans, schedule = chain
     symbol.save(str(tmp_path / "net-symbol.json"))
     smallest = memonger.plan(symbol, shapes, ctx=mx.cpu(), until="fc12", grad_req="add")
     module = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
@@ -213,14 +210,14 @@ def test_the_python_and_the_command_in_a_page_make_its_plan(found: Any, tmp_path
     for plan in (plans[2], schedule, *others):
         page = tmp_path / "plan.html"
         plan.report(page, network=str(tmp_path / "net-symbol.json"))
-        (told,) = data_of(page)["plans"]
+        (entry,) = data_of(page)["plans"]
         here: dict[str, Any] = {"memonger": memonger, "mx": mx, "net": symbol}
-        exec(told["python"], here)
+        exec(entry["python"], here)
         assert here["plan"].pool_bytes == plan.pool_bytes
         assert here["plan"].recomputed == plan.recomputed and here["plan"].options == plan.options
-        assert bool(told["command"]) == (plan not in others)
-        if told["command"]:
-            words = shlex.split(told["command"])
+        assert bool(entry["command"]) == (plan not in others)
+        if entry["command"]:
+            words = shlex.split(entry["command"])
             out = tmp_path / "planned-symbol.json"
             words = [str(out) if word == out.name else word for word in words]
             assert cli.main(words[1:]) == 0
@@ -232,7 +229,6 @@ NASTY = "</script><img src=x onerror=alert(1)><!--'\"&\u2028слой"
 
 
 def test_no_name_is_read_as_html(tmp_path: Path) -> None:
-    """Nothing that a network or a file is called is read as HTML."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name=NASTY)
     for k in range(6):
         x = mx.sym.Activation(x, act_type="tanh", name=f"{NASTY}{k}")
@@ -244,8 +240,8 @@ def test_no_name_is_read_as_html(tmp_path: Path) -> None:
     assert data["operators"]["name"][0] == NASTY and data["network"] == NASTY
 
 
-def test_a_page_loads_nothing_from_elsewhere(found: Any, tmp_path: Path) -> None:
-    found[2][-1].report(tmp_path / "plan.html")
+def test_a_page_loads_nothing_from_elsewhere(chain: Any, tmp_path: Path) -> None:
+    chain[2][-1].report(tmp_path / "plan.html")
     text = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in text.split("</head>")[0]
     assert not re.findall(r"<(?:script|img|iframe|link)[^>]*\b(?:src|href)=", text)
@@ -261,30 +257,30 @@ def test_a_plan_of_a_large_network_adds_little_to_a_page(tmp_path: Path) -> None
 
 
 def test_a_report_without_plotly_names_the_extra(
-    found: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    chain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(MemongerError, match=r"pip install 'memonger\[report\]'"):
-        found[2].report(tmp_path / "plans.html")
+        chain[2].report(tmp_path / "plans.html")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_is_there_is_kept_until_the_new_one_is_whole(
-    found: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    chain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     page = tmp_path / "plan.html"
     page.write_text("old")
     with monkeypatch.context() as patch:
         patch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
         with pytest.raises(MemongerError, match="cannot be written: disk full"):
-            found[2][-1].report(page)
+            chain[2][-1].report(page)
     assert page.read_text() == "old" and list(tmp_path.iterdir()) == [page]
     with pytest.raises(MemongerError, match="there is no folder"):
-        found[2][-1].report(tmp_path / "nowhere" / "plan.html")
+        chain[2][-1].report(tmp_path / "nowhere" / "plan.html")
 
 
-def test_plans_that_do_not_belong_together_are_refused(found: Any, tmp_path: Path) -> None:
-    symbol, shapes, plans, _ = found
+def test_plans_that_do_not_belong_together_are_refused(chain: Any, tmp_path: Path) -> None:
+    symbol, shapes, plans, _ = chain
     other = memonger.plan(*networks.chain(4, hidden=8, batch=8))
     half = memonger.plan(symbol, dict.fromkeys(shapes, (2048, 64)))
     on_cpu = memonger.plan(symbol, shapes, ctx=mx.cpu())
@@ -303,9 +299,9 @@ def test_plans_that_do_not_belong_together_are_refused(found: Any, tmp_path: Pat
         ({"budget_of": "device"}, "budget_of= and optimizer= need a budget; give budget= too"),
         ({"budget": 0.5, "budget_of": "gpu"}, "budget_of must be 'pool' or 'device', not 'gpu'"),
     ]
-    for given, said in wrong:
+    for options, said in wrong:
         with pytest.raises(MemongerError, match=re.escape(said)):
-            plans[-1].report(tmp_path / "plans.html", **given)
+            plans[-1].report(tmp_path / "plans.html", **options)
         with pytest.raises(MemongerError, match=re.split("[:=]", said)[0]):
-            plans.report(tmp_path / "plans.html", **given)
+            plans.report(tmp_path / "plans.html", **options)
     assert not list(tmp_path.iterdir())

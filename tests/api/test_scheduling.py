@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -14,16 +14,16 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.support.errors import BudgetError
 
-import blocked_networks
 import networks
+from networks import Network
 from planned import as_module
+from zoo import drawn
 
 MB = 2**20
-Network = Tuple[Any, Dict[str, Any]]
 
 
 def layers(depth: int = 24) -> Network:
-    """Each tensor 64 KB, a weight 4 KB."""
+    """Build a chain in which each tensor takes 64 KB and a weight 4 KB."""
     return networks.chain(depth, hidden=32, batch=512)
 
 
@@ -49,20 +49,18 @@ def test_more_work_saves_more_memory() -> None:
 
 @pytest.mark.parametrize("seed", [5, 9, 16, 18])
 def test_another_schedule_stands_in_for_one_that_would_round_otherwise(seed: int) -> None:
-    """The smallest of some of these would have MKLDNN lay out tensors in another way."""
-    symbol, shapes = blocked_networks.drawn(seed)
-    about: Any = {"ctx": mx.cpu(), "how": "schedule"}
-    plans = [memonger.plan(symbol, shapes, work=work, **about) for work in (1.5, 3.0, None)]
+    symbol, shapes = drawn(seed)
+    options: Any = {"ctx": mx.cpu(), "how": "schedule"}
+    plans = [memonger.plan(symbol, shapes, work=work, **options) for work in (1.5, 3.0, None)]
     taken = [plans[0].unplanned_device_bytes, *[plan.device_bytes for plan in plans]]
     assert taken == sorted(taken, reverse=True) and taken[-1] < taken[0]
-    for plan in memonger.frontier(symbol, shapes, **about):
+    for plan in memonger.frontier(symbol, shapes, **options):
         assert plan.device_bytes <= taken[0]
-    budgeted = memonger.plan(symbol, shapes, budget="85%", **about)
+    budgeted = memonger.plan(symbol, shapes, budget="85%", **options)
     assert budgeted.device_bytes <= taken[0] and budgeted.pool_bytes < plans[0].unplanned_bytes
 
 
-def test_placement_alone_saves_memory() -> None:
-    """Nothing is recomputed."""
+def test_placement_alone_saves_memory_where_nothing_is_recomputed() -> None:
     plan = planned(networks.lstm(layers=1, steps=8, hidden=64, batch=8, labels=20), work=1)
     assert isinstance(plan.symbol, ScheduledSymbol) and not plan.recomputed
     assert plan.pool_bytes < plan.unplanned_bytes and plan.recomputed_flops == 0
@@ -89,9 +87,9 @@ def test_the_memory_of_a_device_is_blocks_arguments_and_gradients() -> None:
     symbol, shapes = networks.chain(8, hidden, batch=512)
     requests = dict(as_module(symbol, shapes), fc0_weight="add")
     plan = planned((symbol, shapes), work=3.0, grad_req=requests)
-    found = symbol.infer_shape(**shapes)[0]
-    arguments = sum(int(round_for_gpu(Tensor(s, "float32").nbytes)) for s in found)
-    sizes = [s for n, s in zip(symbol.list_arguments(), found) if requests[n] != "null"]
+    argument_shapes = symbol.infer_shape(**shapes)[0]
+    arguments = sum(int(round_for_gpu(Tensor(s, "float32").nbytes)) for s in argument_shapes)
+    sizes = [s for n, s in zip(symbol.list_arguments(), argument_shapes) if requests[n] != "null"]
     gradients = sum(int(round_for_gpu(Tensor(s, "float32").nbytes)) for s in sizes)
     blocks = plan.device_bytes - arguments - gradients
     assert 0 <= blocks - plan.counted_bytes < 2 * MB

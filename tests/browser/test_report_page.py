@@ -28,7 +28,7 @@ NASTY = "</script><img src=x onerror=alert(1)><b>слой"
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A browser without a network."""
+    """Return a browser without a network."""
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"no {' and no '.join(missing)} here: apt-get install chromium chromium-driver")
@@ -48,8 +48,8 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The plans of a page, what is in it, and where it is."""
+def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the plans of a page, what is in it, and where it is."""
     _, _, plans, schedule = chain_plans()
     page = tmp_path_factory.mktemp("pages") / "plans.html"
     plans.report(page, others=[schedule], budget="60%", network=NASTY)
@@ -57,7 +57,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def assert_shown(driver: Any, plan: memonger.Plan) -> None:
-    """The headline is that of a Plan."""
+    """Check that the headline is that of a Plan."""
     whole, after = plan.unplanned_bytes, plan.pool_bytes
     saved = plan.unplanned_bytes - plan.pool_bytes
     for tile, nbytes, words in (
@@ -82,8 +82,8 @@ def assert_shown(driver: Any, plan: memonger.Plan) -> None:
     assert content(driver, "#printed") == str(plan)
 
 
-def test_it_loads_offline_and_shows_the_plan(chromium: Any, found: Any) -> None:
-    plans, data, page = found
+def test_it_loads_offline_and_shows_the_plan(chromium: Any, report: Any) -> None:
+    plans, data, page = report
     driver = opened(chromium, page)
     loaded = "return performance.getEntriesByType('resource').map((each) => each.name)"
     assert [name for name in driver.execute_script(loaded) if not name.startswith("data:")] == []
@@ -99,35 +99,38 @@ def test_it_loads_offline_and_shows_the_plan(chromium: Any, found: Any) -> None:
     assert driver.get_log("browser") == []
 
 
-def test_an_old_browser_is_told(chromium: Any, found: Any) -> None:
+def test_an_old_browser_is_told(chromium: Any, report: Any) -> None:
     source = {"source": "delete window.DecompressionStream"}
     added = chromium.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", source)
-    chromium.get(found[2].as_uri())
+    chromium.get(report[2].as_uri())
     assert "a browser of 2023 or later" in text(chromium, "#undrawn")
     assert "DecompressionStream" in chromium.get_log("browser")[0]["message"]
     chromium.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
-    assert count(opened(chromium, found[2]), "#undrawn") == 0
+    assert count(opened(chromium, report[2]), "#undrawn") == 0
 
 
-def test_names_are_texts(chromium: Any, found: Any, tmp_path: Path) -> None:
+def test_names_are_texts_and_no_html(chromium: Any, report: Any, tmp_path: Path) -> None:
     x = mx.sym.Variable("data")
     for k in range(8):
         x = mx.sym.FullyConnected(x, num_hidden=256, name=f"{NASTY}{k}")
         x = mx.sym.Activation(x, act_type="tanh", name=f"{NASTY}{k}b")
     memonger.plan(mx.sym.MakeLoss(x), data=(512, 256)).report(tmp_path / "nasty.html")
-    for page in (found[2], tmp_path / "nasty.html"):
+    for page in (report[2], tmp_path / "nasty.html"):
         driver = opened(chromium, page)
         mouse(driver, "#planned-plot .nsewdrag", 0.5, 0.95).perform()
         assert count(driver, "img, b") == count(driver, "svg b") == 0
     assert f"{NASTY}0" in text(driver, "#table")
-    assert text(opened(chromium, found[2]), "h1") == NASTY
+    assert text(opened(chromium, report[2]), "h1") == NASTY
 
 
-def test_hover_tells_what_is_alive(chromium: Any, found: Any) -> None:
-    plans, data, page = found
+def test_hover_tells_what_is_alive(chromium: Any, report: Any) -> None:
+    plans, data, page = report
     driver = opened(chromium, page)
-    told = {"unplanned": data["unplanned"], "planned": data["plans"][data["chosen"]]["timeline"]}
-    for which, line in told.items():
+    timelines = {
+        "unplanned": data["unplanned"],
+        "planned": data["plans"][data["chosen"]]["timeline"],
+    }
+    for which, line in timelines.items():
         for x in (0.3, 0.7):
             mouse(driver, f"#{which}-plot .nsewdrag", x, 0.97).perform()
             until(lambda: driver.execute_script("return !document.getElementById('tip').hidden"))
@@ -144,8 +147,8 @@ def test_hover_tells_what_is_alive(chromium: Any, found: Any) -> None:
     assert driver.get_log("browser") == []
 
 
-def test_a_click_lists_what_is_alive(chromium: Any, found: Any) -> None:
-    _, data, page = found
+def test_a_click_lists_what_is_alive(chromium: Any, report: Any) -> None:
+    _, data, page = report
     driver = opened(chromium, page)
     assert "the peak" in text(driver, "#alive-title")
     for which, x in (("unplanned", 0.4), ("planned", 0.6)):
@@ -168,8 +171,8 @@ def test_a_click_lists_what_is_alive(chromium: Any, found: Any) -> None:
         assert len(shown) + int(rest[0]) == len(alive) and len(shown) == min(12, len(alive))
 
 
-def test_a_click_on_the_frontier_shows_that_plan(chromium: Any, found: Any) -> None:
-    plans, data, page = found
+def test_a_click_on_the_frontier_shows_that_plan(chromium: Any, report: Any) -> None:
+    plans, data, page = report
     driver = opened(chromium, page)
     drawn = content(driver, "#frontier-plot")
     for name in ("no plan", "marks", "schedule", f"budget {in_words(data['budget']['bytes'])}"):
@@ -194,7 +197,7 @@ def test_a_click_on_the_frontier_shows_that_plan(chromium: Any, found: Any) -> N
     assert driver.get_log("browser") == []
 
 
-def test_a_budget_of_the_device(chromium: Any, tmp_path: Path) -> None:
+def test_a_budget_of_the_device_is_drawn_less_the_optimizer(chromium: Any, tmp_path: Path) -> None:
     page = tmp_path / "plans.html"
     chain_plans()[2].report(page, budget="30MB", budget_of="device", optimizer="adam")
     driver, limit = opened(chromium, page), data_of(page)["budget"]["bytes"]
@@ -208,21 +211,21 @@ def test_a_budget_of_the_device(chromium: Any, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module", params=["pool", "device"])
 def largest(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The largest batch within 30 MB, what is in its page, and where it is."""
+    """Return the largest batch within 30 MB, what is in its page, and where it is."""
     page, symbol = tmp_path_factory.mktemp("pages") / "batch.html", chain_plans()[0]
     shapes, of = {"data": (None, 64), "label": (None, 64)}, request.param
-    found = memonger.largest_batch(symbol, shapes, "30MB", budget_of=of)
-    found.report(page)
-    return of, found, data_of(page), page
+    batch = memonger.largest_batch(symbol, shapes, "30MB", budget_of=of)
+    batch.report(page)
+    return of, batch, data_of(page), page
 
 
-def test_the_largest_batch(chromium: Any, largest: Any) -> None:
+def test_batches_are_drawn_and_a_click_shows_their_plan(chromium: Any, largest: Any) -> None:
     of, batch, data, page = largest
     driver = opened(chromium, page)
     assert_shown(driver, batch.plan)
-    about, budget = text(driver, "#batches-about"), in_words(30e6)
+    sentence, budget = text(driver, "#batches-about"), in_words(30e6)
     for words in (f"A batch of {batch.batch} fits into {budget}", f"of {batch.unplanned_batch} w"):
-        assert words in about
+        assert words in sentence
     drawn = driver.execute_script("return document.getElementById('batches-plot').data")
     lines = {line["name"]: list(zip(line["x"], line["y"])) for line in drawn}
     planned, without = lines["with the fastest plan that fits"], lines["without a plan"]
@@ -230,41 +233,41 @@ def test_the_largest_batch(chromium: Any, largest: Any) -> None:
     assert planned[-1][0] == batch.batch
     for full in (batch.unplanned_batch, batch.batch):
         assert f"full at {full}" in content(driver, "#batches-plot")
-    for told in data["batches"]:
-        each, time = told["batch"], told["figures"]["time_overhead"]
-        points = planned if each >= batch.unplanned_batch else without
-        (speed,) = (speed for x, speed in points if x == each)
-        assert speed == pytest.approx(each / (told["step_seconds"] * (1 + time)), rel=1e-12)
-        assert (time > 0) == (each > batch.unplanned_batch)
+    for entry in data["batches"]:
+        size, time = entry["batch"], entry["figures"]["time_overhead"]
+        points = planned if size >= batch.unplanned_batch else without
+        (speed,) = (speed for x, speed in points if x == size)
+        assert speed == pytest.approx(size / (entry["step_seconds"] * (1 + time)), rel=1e-12)
+        assert (time > 0) == (size > batch.unplanned_batch)
     for k in (5, 1):
-        told, before = data["batches"][k], text(driver, "#batch-title")
-        (speed,) = (y for x, y in planned + without if x == told["batch"])
-        point(driver, "batches-plot", told["batch"], speed).perform()
-        until(partial(shows, driver, "#batches-plot .hoverlayer", f"batch of {told['batch']:,}:"))
+        entry, before = data["batches"][k], text(driver, "#batch-title")
+        (speed,) = (y for x, y in planned + without if x == entry["batch"])
+        point(driver, "batches-plot", entry["batch"], speed).perform()
+        until(partial(shows, driver, "#batches-plot .hoverlayer", f"batch of {entry['batch']:,}:"))
         tip = content(driver, "#batches-plot .hoverlayer")
         assert "as predicted" in tip
-        point(driver, "batches-plot", told["batch"], speed).click().perform()
+        point(driver, "batches-plot", entry["batch"], speed).click().perform()
         until(partial(changed, driver, "#batch-title", before))
-        assert f"A batch of {told['batch']}: " in text(driver, "#batch-title")
+        assert f"A batch of {entry['batch']}: " in text(driver, "#batch-title")
         shown = text(driver, "#batch-calls")
-        assert told["python"] in shown and told["command"] in shown
-        taken = in_words(told["figures"][f"{of}_bytes"])
+        assert entry["python"] in shown and entry["command"] in shown
+        taken = in_words(entry["figures"][f"{of}_bytes"])
         assert f"{taken} of {budget}" in shown and f"{taken} of {budget}" in tip
-        added = f"{100 * told['figures']['time_overhead']:.1f} %"
-        without_plan = told["figures"][f"unplanned_{of}_bytes".replace("_pool", "")]
+        added = f"{100 * entry['figures']['time_overhead']:.1f} %"
+        without_plan = entry["figures"][f"unplanned_{of}_bytes".replace("_pool", "")]
         assert (f"{in_words(without_plan)} without a plan" in tip) == (k == 5)
         assert (added in shown) == (f"+{added} time" in tip) == (k == 5)
     assert driver.get_log("browser") == []
 
 
-def test_a_page_without_batches(chromium: Any, found: Any) -> None:
-    driver = opened(chromium, found[2])
+def test_a_page_without_batches_hides_their_section(chromium: Any, report: Any) -> None:
+    driver = opened(chromium, report[2])
     hidden = "return ['batches', 'frontier'].map((id) => document.getElementById(id).hidden)"
     assert driver.execute_script(hidden) == [True, False]
 
 
-def test_zoom(chromium: Any, found: Any) -> None:
-    driver = opened(chromium, found[2])
+def test_the_mouse_zooms_and_a_double_click_ends_it(chromium: Any, report: Any) -> None:
+    driver = opened(chromium, report[2])
     read = "return document.getElementById('planned-plot')._fullLayout.xaxis.range"
     whole = driver.execute_script(read)
     held = mouse(driver, "#planned-plot .nsewdrag", 0.3, 0.3).click_and_hold()
@@ -277,9 +280,10 @@ def test_zoom(chromium: Any, found: Any) -> None:
     until(lambda: driver.execute_script(read) == whole)
 
 
-def test_stacks_and_scales(chromium: Any, found: Any) -> None:
-    """The groups add up to the same in all ways."""
-    _, data, page = found
+def test_stacks_add_up_to_the_same_in_all_ways_and_scales_change(
+    chromium: Any, report: Any
+) -> None:
+    _, data, page = report
     driver = opened(chromium, page)
     added = (
         "const traces = document.getElementById('planned-plot').data.filter((t) => t.stackgroup);"
@@ -299,8 +303,8 @@ def test_stacks_and_scales(chromium: Any, found: Any) -> None:
     assert driver.get_log("browser") == []
 
 
-def test_the_table(chromium: Any, found: Any) -> None:
-    plans, data, page = found
+def test_the_table_sorts_searches_and_filters(chromium: Any, report: Any) -> None:
+    plans, data, page = report
     driver = opened(chromium, page)
     rows = "return [...document.querySelectorAll('#table tbody tr')].map((r) => +r.dataset.row)"
     forward, names = data["operators"]["forward"], data["operators"]["name"]
@@ -323,10 +327,12 @@ def test_the_table(chromium: Any, found: Any) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_light_dark_phone_and_paper(size: str, chromium: Any, found: Any, tmp_path: Path) -> None:
+def test_the_page_is_readable_light_dark_on_a_phone_and_on_paper(
+    size: str, chromium: Any, report: Any, tmp_path: Path
+) -> None:
     colours = []
     for scheme in ("light", "dark"):
-        driver = opened(chromium, found[2], size, scheme)
+        driver = opened(chromium, report[2], size, scheme)
         wide = driver.execute_script("return document.documentElement.scrollWidth")
         assert wide <= SIZES[size][0]
         style = "return getComputedStyle(document.body)"
@@ -349,16 +355,16 @@ def test_light_dark_phone_and_paper(size: str, chromium: Any, found: Any, tmp_pa
 
 
 def assert_on_paper(driver: Any, width: str) -> None:
-    """What is printed is light, as wide as a sheet, and has no buttons."""
-    about = {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", about)
+    """Check that what is printed is light, as wide as a sheet, and has no buttons."""
+    media = {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     driver.execute_script("dispatchEvent(new Event('beforeprint'))")
     assert max(inks(driver)) < 110 and driver.execute_script(width) == 680
     for css in ("#chooser", "#modes", "#search", ".call button", ".modebar-container"):
         places = "return document.querySelector(arguments[0]).getClientRects().length"
         assert driver.execute_script(places, css) == 0, css
     driver.execute_script("dispatchEvent(new Event('afterprint'))")
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {**about, "media": ""})
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {**media, "media": ""})
     driver.execute_script("addEventListener('beforeprint', () => { document.title = 'printed' })")
-    made = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
-    assert len(made["data"]) > 20_000 and driver.title == "printed"
+    pdf = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+    assert len(pdf["data"]) > 20_000 and driver.title == "printed"

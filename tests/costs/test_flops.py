@@ -91,7 +91,7 @@ OF_MATRICES: dict[int, list[Any]] = {
     8: [S.LayerNorm(a)],
 }
 for shape, size, of_each in ((IMAGES, 576, OF_IMAGES), (MATRIX, 40, OF_MATRICES)):
-    BY_HAND += [(each, [shape], size * k) for k, symbols in of_each.items() for each in symbols]
+    BY_HAND += [(s, [shape], size * k) for k, symbols in of_each.items() for s in symbols]
 
 WIDE = (2, 4, 9, 7)
 #: Of ones: a product is then the number of its summands.
@@ -113,15 +113,15 @@ PRODUCTS: list[tuple[Any, list[tuple[int, ...]]]] = [
 
 
 @pytest.mark.parametrize("row", range(len(BY_HAND)), ids=lambda k: f"{k} {BY_HAND[k][0].name}")
-def test_formulas(row: int) -> None:
+def test_flops_are_those_counted_by_hand(row: int) -> None:
     symbol, shapes, expected = BY_HAND[row]
     assert count_forward_flops(forward(symbol, dict(zip("abc", shapes)))).sum() == expected
 
 
 @pytest.mark.parametrize("row", range(len(PRODUCTS)), ids=lambda k: f"{k} {PRODUCTS[k][0].name}")
-def test_products_of_ones(row: int) -> None:
-    symbol, given = PRODUCTS[row]
-    shapes = dict(zip("ab", given))
+def test_flops_of_products_are_twice_their_summands(row: int) -> None:
+    symbol, shapes_of_inputs = PRODUCTS[row]
+    shapes = dict(zip("ab", shapes_of_inputs))
     executor = symbol.simple_bind(mx.cpu(), **shapes)
     for array in executor.arg_arrays:
         array[:] = 1
@@ -145,7 +145,7 @@ PUBLISHED: dict[str, float] = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_networks(name: str) -> None:
+def test_flops_of_networks_are_as_published(name: str) -> None:
     image = 299 if name == "inceptionv3" else 224
     graph, published = forward(*networks.model_zoo(name, 2, image)), PUBLISHED[name]
     counts = count_forward_flops(graph)

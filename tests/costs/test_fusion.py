@@ -11,7 +11,8 @@ from memonger.costs.fusion import find_fusible
 from memonger.support.kernels import compiled
 from memonger.graph.training import training_graph
 
-from planned import forward, run_code
+import networks
+from planned import elsewhere, forward, process_mb
 
 S = mx.sym
 
@@ -70,7 +71,7 @@ class Subsets:
                 self.excluded[j] |= self.combined[which]
 
     def numbered(self) -> list[int]:
-        final = [self.mapped(each) for each in self.assigned]
+        final = [self.mapped(number) for number in self.assigned]
         several = [k for k in range(len(self.mapping)) if final.count(k) > 1]
         return [several.index(k) if k in several else -1 for k in final]
 
@@ -79,12 +80,12 @@ def drawn_network(seed: int) -> tuple[Any, dict[str, tuple[int, ...]]]:
     """Draw a network of many pointwise operators, some of which read from afar."""
     random = np.random.RandomState(seed)
     x = S.Variable("data")
-    made = [x, S.FullyConnected(x, num_hidden=4)]
+    tensors = [x, S.FullyConnected(x, num_hidden=4)]
     count, reach = random.randint(5, 150), (3, 10, 60, 400)[random.randint(4)]
     pointwise = random.uniform(0.2, 0.95)
 
     def some() -> Any:
-        return made[-1 - min(len(made) - 1, int(random.exponential(reach)))]
+        return tensors[-1 - min(len(tensors) - 1, int(random.exponential(reach)))]
 
     for _ in range(count):
         a, b = some(), some()
@@ -92,8 +93,8 @@ def drawn_network(seed: int) -> tuple[Any, dict[str, tuple[int, ...]]]:
         fused = a * b, a - b, S.sigmoid(a), S.tanh(a), S.add_n(a, b, some(), some()), a * 2.0
         others = S.FullyConnected(a, num_hidden=4), S.softmax(a), S.Concat(*both), S.BatchNorm(a)
         kinds: Sequence[Any] = fused if random.uniform() < pointwise else others
-        made.append(kinds[random.randint(len(kinds))])
-    heads = [made[-1], *[some() for _ in range(random.randint(3))]]
+        tensors.append(kinds[random.randint(len(kinds))])
+    heads = [tensors[-1], *[some() for _ in range(random.randint(3))]]
     return S.Group([S.MakeLoss(head) for head in heads]), {"data": (2, 4)}
 
 
@@ -119,28 +120,16 @@ def test_sets_are_those_of_mxnet(first: int) -> None:
             assert compiled.find_fused_sets(t, parts, mask, order)[1].tolist() == wanted
 
 
-def test_sets_take_little_memory() -> None:
-    """Of an LSTM with 1600 cells; rows times sets in bits were 109 MB."""
-    grown = run_code("""
-import resource, sys
-import memonger, numpy as np
-sys.path.insert(0, "examples")
-import networks
-from memonger.costs.fusion import find_fusible
-from memonger.support.kernels import compiled
-from memonger.graph.inputs import read_shapes
-from memonger.graph.read import forward_graph
-from memonger.graph.training import training_graph
+def mb_of_sets() -> float:
+    training = training_graph(forward(*networks.lstm(layers=4, steps=200)))
+    t, parts = training.arrays, find_fusible(training)
+    mask = np.array([op not in ("null", "Dropout") for op in training.ops[: t.forward]])
+    order, _ = compiled.order_and_reads(t, mask)
+    before = process_mb("VmHWM")
+    assert compiled.find_fused_sets(t, parts, mask, order)[0] > 1600
+    return process_mb("VmHWM") - before
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-symbol, shapes = networks.lstm(layers=4, steps=200)
-training = training_graph(forward_graph(symbol, read_shapes(symbol, shapes, {}, None)))
-mask = np.array([op not in ("null", "Dropout") for op in training.ops[:training.arrays.forward]])
-order, _ = compiled.order_and_reads(training.arrays, mask)
-parts, before = find_fusible(training), peak()
-assert compiled.find_fused_sets(training.arrays, parts, mask, order)[0] > 1600
-print(peak() - before)
-""")
-    assert int(grown) < 20_000  # KB
+def test_sets_of_an_lstm_with_1600_cells_take_little_memory() -> None:
+    """Rows times sets in bits were 109 MB."""
+    assert elsewhere(mb_of_sets)[0] < 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import multiprocessing
-import os
 from typing import Any, Callable, NamedTuple, Sequence
 
 import memonger
@@ -13,14 +12,14 @@ import mxnet as mx
 import pytest
 from memonger.schedules.execution.executor import ScheduledExecutor
 
-from more_networks import Recurrent
-from planned import HOWS, as_module, elsewhere, module_plan, plan_of
+from zoo import Recurrent
+from planned import HOWS, as_module, elsewhere, module_plan, plan_of, process_mb
 
 PATIENCE = 0.02
 
 
 #: Few units: products of matrices take time, and hold nothing.
-NARROW: Any = {"units": 64, "inputs": 64, "batch": 100}
+NARROW: Any = {"units": 64, "inputs": 64, "batch": 100, "steps": 80}
 NETWORKS: dict[str, Recurrent] = {
     "residual LSTM with Dropout": Recurrent(
         "lstm", residual=True, dropout=True, blocks=5, **NARROW
@@ -28,7 +27,7 @@ NETWORKS: dict[str, Recurrent] = {
     "bidirectional LSTM": Recurrent("lstm", True, 2, **{**NARROW, "inputs": 40}),
     "bidirectional GRU": Recurrent("gru", True, residual=True, **NARROW, blocks=3),
     "tanh, large batch": Recurrent(
-        "rnn_tanh", stacked=4, steps=60, blocks=3, **{**NARROW, "batch": 450}
+        "rnn_tanh", stacked=4, blocks=3, **{**NARROW, "batch": 450, "steps": 40}
     ),
     "bidirectional relu": Recurrent("rnn_relu", True, 2, residual=True, **NARROW),
 }
@@ -78,12 +77,12 @@ SLOW = ("bidirectional LSTM", "bidirectional relu")
 def test_resident_memory_is_what_is_told(name: str) -> None:
     network = NETWORKS[name]
     ways: dict[str, Any] = {"no plan": {"budget": 1.0}, **HOWS}
-    found = dict(zip(ways, measured([(network, options) for options in ways.values()])))
-    for how, (told, grown) in found.items():
-        assert 0.99 * told < grown < 1.02 * told, how
-    plain = found["no plan"]
+    sizes = dict(zip(ways, measured([(network, options) for options in ways.values()])))
+    for how, (predicted, grown) in sizes.items():
+        assert 0.99 * predicted < grown < 1.02 * predicted, how
+    plain = sizes["no plan"]
     for how in HOWS:
-        assert found[how][0] < plain[0] and found[how][1] < plain[1], found
+        assert sizes[how][0] < plain[0] and sizes[how][1] < plain[1], sizes
 
 
 def test_kernels_that_are_not_of_mkldnn_hold_no_more_than_is_told() -> None:
@@ -91,19 +90,19 @@ def test_kernels_that_are_not_of_mkldnn_hold_no_more_than_is_told() -> None:
 
     The buffer of OpenBLAS, which is not told, is as large as the kernels for a CPU want it.
     """
-    network = Recurrent("lstm", stacked=2, residual=True)
+    network = Recurrent("lstm", stacked=2, residual=True, steps=60)
     jobs = [(network, options) for options in HOWS.values()]
     kernels = {"MXNET_USE_MKLDNN_RNN": "0", "OPENBLAS_CORETYPE": "Sandybridge"}
-    for told, grown in measured(jobs, **kernels):
-        assert 0.98 * told < grown < 1.02 * told
+    for predicted, grown in measured(jobs, **kernels):
+        assert 0.98 * predicted < grown < 1.02 * predicted
 
 
 @pytest.mark.parametrize("between", ["softsign", "gate", "norm"])
 def test_copies_for_mkldnn_are_told(between: str) -> None:
     """What operators hold, and the temporary space: to 1 %, one tensor being 2 to 4 %."""
     jobs = [(Convolutions(between, n), {"budget": share}) for n, share in ((4, 1.0), (8, 0.7))]
-    for told, grown in measured(jobs):
-        assert abs(grown - told) < 0.01 * told
+    for predicted, grown in measured(jobs):
+        assert abs(grown - predicted) < 0.01 * predicted
 
 
 def test_a_plan_that_takes_more_of_the_cpu_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
@@ -120,9 +119,9 @@ def test_a_plan_that_takes_more_of_the_cpu_is_not_taken(caplog: pytest.LogCaptur
 def test_more_work_never_takes_more_of_the_cpu(between: str) -> None:
     """With more work the least pool has copies that outweigh it; other plans were found as well."""
     symbol, shapes = Convolutions(between, 8).build()
-    about: Any = {"ctx": mx.cpu(), "how": "schedule", "patience": PATIENCE}
+    options: Any = {"ctx": mx.cpu(), "how": "schedule", "patience": PATIENCE}
     works = 1.2, 1.5, 2.0, 3.0, None
-    plans = [memonger.plan(symbol, shapes, work=work, **about) for work in works]
+    plans = [memonger.plan(symbol, shapes, work=work, **options) for work in works]
     taken = [plan.unplanned_device_bytes for plan in plans[:1]]
     taken += [plan.device_bytes for plan in plans]
     assert taken == sorted(taken, reverse=True) and taken[-1] < taken[0]
@@ -154,21 +153,16 @@ def test_the_largest_batch_counts_what_operators_hold() -> None:
         return {"data": (20, batch, 128), "softmax_label": (20, batch), **states}
 
     options: Any = {"budget": budget, "budget_of": "device", "patience": PATIENCE}
-    found = memonger.largest_batch(symbol, sized(None), **options)
-    assert 8 < found.unplanned_batch <= found.batch < 32
-    assert found.plan.held_bytes == found.batch * of_a_row
-    assert found.plan.device_bytes <= budget
+    largest = memonger.largest_batch(symbol, sized(None), **options)
+    assert 8 < largest.unplanned_batch <= largest.batch < 32
+    assert largest.plan.held_bytes == largest.batch * of_a_row
+    assert largest.plan.device_bytes <= budget
 
 
 def measured(jobs: Sequence[tuple[Any, Any]], **environment: str) -> list[tuple[int, int]]:
     """Plan networks with these options; what is told, and by what the memory of a process grows."""
     settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}  # arrays go back at once
     return elsewhere(_measured, jobs, **settings, **environment)[0]
-
-
-def _resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _step(symbol: Any, shapes: Any) -> Any:
@@ -185,16 +179,16 @@ def _step(symbol: Any, shapes: Any) -> Any:
 
 def _measured(jobs: Sequence[tuple[Any, dict[str, Any]]]) -> list[tuple[int, int]]:
     """Plan each network, and take steps in a process of its own."""
-    found = []
+    sizes = []
     for network, options in jobs:
-        given = *network.build(), options
+        arguments = *network.build(), options
         if isinstance(network, Convolutions):
             # MXNet keeps the temporary space in which times were taken.
-            symbol, told = _in_a_process(_plan, *given)
+            symbol, predicted = _in_a_process(_plan, *arguments)
         else:
-            symbol, told = _plan(*given)
-        found.append((told, _in_a_process(_grown, network, symbol, options)))
-    return found
+            symbol, predicted = _plan(*arguments)
+        sizes.append((predicted, _in_a_process(_grown, network, symbol, options)))
+    return sizes
 
 
 def _plan(symbol: Any, shapes: Any, options: dict[str, Any]) -> tuple[Any, int]:
@@ -209,28 +203,23 @@ def _grown(network: Any, symbol: Any, options: dict[str, Any]) -> int:
     _step(small, shapes)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # or arrays would lie in what was let go of
-    before = _resident()
+    before = process_mb()
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the peak begins anew
     executor = _step(symbol, network.build()[1])
     # What operators of a schedule hold is gone when their gradients have run.
     by_schedule = isinstance(executor, ScheduledExecutor)
-    grown = (_peak() if by_schedule else _resident()) - before
+    grown = process_mb("VmHWM" if by_schedule else "VmRSS") - before
     del executor
-    return grown
+    return int(2**20 * grown)
 
 
-def _peak() -> int:
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
-
-
-def _in_a_process(work: Callable[..., Any], *given: Any) -> Any:
+def _in_a_process(work: Callable[..., Any], *arguments: Any) -> Any:
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
-    process = fork.Process(target=lambda: theirs.send(work(*given)))
+    process = fork.Process(target=lambda: theirs.send(work(*arguments)))
     process.start()
     theirs.close()
-    found = ours.recv()
+    result = ours.recv()
     process.join()
-    return found
+    return result

@@ -9,13 +9,13 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from blocked_networks import drawn
 from memonger.costs.layouts import BLOCKS, PLAIN, find_layouts
 from memonger.support.cache import forget
 from memonger.support.kernels import compiled
 from memonger.graph.training import training_graph
 from mixed_networks import KINDS
 from planned import forward, run_code
+from zoo import drawn
 
 S = mx.sym
 WAYS: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ DIE = (10, 11, 18)
 
 
 def same_bits(symbol: Any, shapes: Any, **options: Any) -> Any:
-    """The plan, which trains to the same bits; or None where none keeps the budget."""
+    """Return the plan, which trains to the same bits; or None where none keeps the budget."""
     try:
         plan = memonger.plan(symbol, shapes, patience=0.02, **options)
     except memonger.BudgetError:
@@ -55,8 +55,7 @@ def runs(symbol: Any, shapes: Any) -> bool:
         pytest.param(range(24, 60), 100, marks=pytest.mark.exhaustive),
     ],
 )
-def test_drawn_networks(seeds: Any, least: int) -> None:
-    """Planned in all ways; so many plans recompute something."""
+def test_drawn_networks_keep_their_bits_in_all_ways(seeds: Any, least: int) -> None:
     planned = 0
     for seed in seeds:
         symbol, shapes = drawn(seed)
@@ -110,14 +109,14 @@ for mb, ic, oc, size, kernel, stride, pad, groups in tried:
 
 
 def convolutions(count: int) -> list[Any]:
-    """Batch, channels in and out, size, kernel, stride, padding and groups, drawn."""
+    """Draw batch, channels in and out, size, kernel, stride, padding and groups."""
     random = np.random.RandomState(0)
-    found: set[Any] = set()
+    drawn: set[Any] = set()
 
     def one_of(*choices: int) -> int:
         return int(random.choice(choices))
 
-    while len(found) < count:
+    while len(drawn) < count:
         ic, oc = (one_of(1, 3, 5, 8, 12, 16, 20, 32, 48, 64, 96, 128) for _ in range(2))
         groups = 1
         if random.randint(4) == 0:
@@ -125,8 +124,8 @@ def convolutions(count: int) -> list[Any]:
         kernel, size = one_of(1, 1, 3, 3, 5, 7, 9), one_of(1, 4, 7, 9, 14, 28)
         stride, pad = one_of(1, 2, 3), one_of(0, kernel // 2, kernel // 2, kernel - 1)
         if size + 2 * pad >= kernel:
-            found.add((one_of(1, 2, 3), ic, oc, size, kernel, stride, pad, groups))
-    return sorted(found)
+            drawn.add((one_of(1, 2, 3), ic, oc, size, kernel, stride, pad, groups))
+    return sorted(drawn)
 
 
 def predicted(conv: Any) -> int:
@@ -136,20 +135,22 @@ def predicted(conv: Any) -> int:
     training = training_graph(forward(x, {"data": (mb, ic, size, size)}))
     t, nothing = training.arrays, np.zeros(training.arrays.forward, dtype=np.bool_)
     order, reads = compiled.order_and_reads(t, nothing)
-    made = compiled.follow_layouts(t, find_layouts(training), nothing, order, reads)[0]
-    return int(made[t.output_start[training.ops.index("Convolution")]])
+    layouts = compiled.follow_layouts(t, find_layouts(training), nothing, order, reads)[0]
+    return int(layouts[t.output_start[training.ops.index("Convolution")]])
 
 
 @pytest.mark.parametrize("isa, blocks", [("AVX2", "aBcd8b"), ("ALL", "aBcd(8|16)b")])
-def test_how_convolutions_lay_out(isa: str, blocks: str) -> None:
+def test_convolutions_lay_out_as_predicted(isa: str, blocks: str) -> None:
     """What is said to be plain is plain, and what is said to be in the usual blocks is in them."""
     tried = convolutions(150)
     code = f"tried = {tried}" + CONVOLUTIONS
     printed = run_code(code, DNNL_VERBOSE="1", DNNL_MAX_CPU_ISA=isa)
-    made = r"exec.*,convolution,.*forward_training.* dst_f32::blocked:(\w+)"
-    seen = re.findall(made, printed)
+    line_of_log = r"exec.*,convolution,.*forward_training.* dst_f32::blocked:(\w+)"
+    seen = re.findall(line_of_log, printed)
     assert len(seen) == len(tried)
     layouts = [predicted(conv) for conv in tried]
-    assert all(found == "abcd" for found, said in zip(seen, layouts) if said == PLAIN)
-    assert all(re.fullmatch(blocks, found) for found, said in zip(seen, layouts) if said == BLOCKS)
+    assert all(layout == "abcd" for layout, said in zip(seen, layouts) if said == PLAIN)
+    assert all(
+        re.fullmatch(blocks, layout) for layout, said in zip(seen, layouts) if said == BLOCKS
+    )
     assert layouts.count(PLAIN) > 30 and layouts.count(BLOCKS) > 15

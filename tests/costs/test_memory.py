@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import gc
 from typing import Any
 
 import memonger
@@ -20,64 +20,56 @@ from memonger.solve.memory import predict_step
 import networks
 from drawn_schedules import LEVELS, work_of
 from generated import networks as generated
-from planned import forward, rules_of, run_code
+from planned import elsewhere, forward, process_mb, rules_of
 
 S = mx.sym
 KB, MB = 2**10, 2**20
 ALL = sorted(LEVELS)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_planning_gives_back_what_it_has_taken() -> None:
-    """To bind a plan MXNet takes 12 KB for each node, which the allocator would keep."""
-    code = """
-import gc, memonger, mxnet as mx
-S = mx.sym
-def told(key):
-    with open("/proc/self/status") as f:
-        return next(int(line.split()[1]) for line in f if line.startswith(key))
-def network(layers, channels=128):
+def many_nodes(layers: int, channels: int = 128) -> Any:
+    """Build depthwise convolutions, each as a split."""
     x = S.Variable("data")
-    for i in range(layers):  # a depthwise convolution as a split
+    for _ in range(layers):
         parts = S.SliceChannel(x, num_outputs=channels)
         convolved = [S.Convolution(part, kernel=(3, 3), num_filter=1) for part in parts]
         x = S.Activation(S.Concat(*convolved), act_type="relu")
     return S.MakeLoss(x)
-def planned(layers):
-    plan = memonger.plan(network(layers), data=(1, 128, 32, 32), patience=0.002)
-    assert plan.recomputed
-planned(1)
-gc.collect()
-before = told("VmRSS")
-planned(8)
-gc.collect()
-nodes = 8 * (3 * 128 + 3)
-print((told("VmHWM") - before) / nodes, (told("VmRSS") - before) / nodes)
-"""
-    most, held = map(float, run_code(code).split())
-    assert held < 13 < most  # KB
 
 
-def test_nothing_is_allocated() -> None:
-    """Planning a network with 4 GB of parameters takes less than 100 MB of memory."""
-    code = """
-import memonger, mxnet as mx
-S = mx.sym
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096
-small = S.LinearRegressionOutput(S.FullyConnected(S.Variable("data"), num_hidden=4), name="out")
-memonger.search_plan(small, data=(2, 3), patience=.02); memonger.pool_bytes(small, data=(2, 3))
-x = S.Variable("data")
-for i in range(16):
-    x = S.Activation(S.FullyConnected(x, num_hidden=8192), act_type="relu")
-net = S.LinearRegressionOutput(x, name="out")
-before = resident()
-cost = memonger.get_cost(net, data=(4096, 8192))
-planned = memonger.search_plan(net, patience=.02, data=(4096, 8192))
-print(memonger.get_cost(planned, data=(4096, 8192)), cost, resident() - before)
-"""
-    planned, cost, grown = map(int, run_code(code).split()[-3:])
-    assert 0 < planned < cost and grown < 100 * MB
+def kb_of_a_node() -> list[float]:
+    """Return the most by which planning grows this process, and what it leaves."""
+    for layers in (1, 8):
+        gc.collect()
+        before = process_mb()
+        plan = memonger.plan(many_nodes(layers), data=(1, 128, 32, 32), patience=0.002)
+        assert plan.recomputed
+        del plan
+    gc.collect()
+    nodes = 8 * (3 * 128 + 3)
+    return [KB * (process_mb(what) - before) / nodes for what in ("VmHWM", "VmRSS")]
+
+
+def test_planning_gives_back_what_it_has_taken() -> None:
+    """To bind a plan MXNet takes 12 KB for each node, which the allocator would keep."""
+    most, held = elsewhere(kb_of_a_node)[0]
+    assert held < 13 < most
+
+
+def costs_of_a_large_network() -> tuple[int, int, float]:
+    """Return the MB of a network with and without a plan, and those that planning takes."""
+    small, shapes = networks.chain(1, hidden=4, batch=2)
+    memonger.search_plan(small, shapes=shapes), memonger.pool_bytes(small, shapes=shapes)
+    symbol, shapes = networks.chain(16, hidden=8192, batch=4096)
+    before = process_mb()
+    planned = memonger.search_plan(symbol, shapes=shapes, patience=0.02)
+    costs = [memonger.get_cost(net, shapes=shapes) for net in (planned, symbol)]
+    return costs[0], costs[1], process_mb() - before
+
+
+def test_planning_4_gb_of_parameters_takes_less_than_100_mb() -> None:
+    planned, cost, grown = elsewhere(costs_of_a_large_network)[0]
+    assert 0 < planned < cost and grown < 100
 
 
 # -- a GPU's blocks ---------------------------------------------------------------------------
@@ -98,13 +90,15 @@ ROUNDED: list[tuple[dict[str, str], dict[int, int]]] = [
 
 
 @pytest.mark.parametrize("variables, taken", ROUNDED)
-def test_rounding(variables: Any, taken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_rounded_as_the_storage_manager_does(
+    variables: Any, taken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert round_for_gpu([*taken]).tolist() == [*taken.values()]
 
 
-def test_arrays_of_a_chain() -> None:
+def test_a_device_has_the_pool_and_the_arrays_of_a_chain() -> None:
     """Results of 275 pages; weights of 4.6 MB take 6 MB, biases of 4400 bytes two pages."""
     symbol, shapes = networks.chain(depth=12, hidden=1100, batch=256)
     result, layer = 275 * 4 * KB, 6 * MB + 8 * KB
@@ -134,15 +128,15 @@ def test_auxiliary_states_and_gradients_of_outputs() -> None:
 
 
 def described(symbol: Any, shapes: Any) -> Any:
-    """MB of the floor, MB of what runs there itself, and its name."""
+    """Return MB of the floor, MB of what runs there itself, and its name."""
     graph = forward(symbol, shapes)
     parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
     training = training_graph(graph, parameters)
-    found = find_lower_bound(training)
-    return found.nbytes / MB, found.own_bytes / MB, training.names[found.row]
+    bound = find_lower_bound(training)
+    return bound.nbytes / MB, bound.own_bytes / MB, training.names[bound.row]
 
 
-def test_a_chain() -> None:
+def test_the_floor_of_a_chain_is_its_last_gradient() -> None:
     """A gradient of tanh has three tensors of 1 MiB, one overwritten; over it stands the output."""
     assert described(*networks.chain(8)) == (4.0, 3.0, "tanh7_backward")
 
@@ -159,7 +153,7 @@ def test_what_is_computed_once_is_held() -> None:
     assert described(dropped, shapes)[0] == plain + 3  # the gradient of the last has run by then
 
 
-def test_nothing_to_hold() -> None:
+def test_a_network_without_gradients_has_no_floor() -> None:
     graph = forward(S.BlockGrad(S.Variable("data")), {"data": (4, 4)})
     assert find_lower_bound(training_graph(graph)).nbytes <= 64
 

@@ -28,29 +28,29 @@ def place(items: list[Item], alignment: int = ALIGNMENT) -> Placement:
     return place_items(start.astype(np.int32), stop.astype(np.int32), nbytes, steps, alignment)
 
 
-def assert_placed(items: list[Item], found: Placement, alignment: int = ALIGNMENT) -> None:
+def assert_placed(items: list[Item], placement: Placement, alignment: int = ALIGNMENT) -> None:
     """Check that no two items overlap that are alive together, and what the placement tells."""
-    assert not (found.offset % alignment).any()
-    ends = [-(-(at + n) // alignment) * alignment for at, (_, _, n) in zip(found.offset, items)]
-    assert found.nbytes == max(ends, default=0)
+    assert not (placement.offset % alignment).any()
+    ends = [-(-(at + n) // alignment) * alignment for at, (_, _, n) in zip(placement.offset, items)]
+    assert placement.nbytes == max(ends, default=0)
     steps = range(max([stop for _, stop, _ in items], default=-1) + 1)
     alive = [[k for k, (a, b, _) in enumerate(items) if a <= step <= b] for step in steps]
     size = [-(-n // alignment) * alignment for _, _, n in items]
-    assert found.alive == max([sum(size[k] for k in now) for now in alive], default=0)
-    assert found.nbytes >= found.alive
+    assert placement.alive == max([sum(size[k] for k in now) for now in alive], default=0)
+    assert placement.nbytes >= placement.alive
     for now in alive:
-        order = sorted([k for k in now if size[k]], key=lambda k: found.offset[k])
-        assert all(ends[a] <= found.offset[b] for a, b in zip(order, order[1:]))
+        order = sorted([k for k in now if size[k]], key=lambda k: placement.offset[k])
+        assert all(ends[a] <= placement.offset[b] for a, b in zip(order, order[1:]))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ITEMS, max_size=25), st.sampled_from([1, 64, 256]))
 @example([], 64)
 def test_nothing_overlaps(items: list[Item], alignment: int) -> None:
-    found = place(items, alignment)
-    assert_placed(items, found, alignment)
+    placement = place(items, alignment)
+    assert_placed(items, placement, alignment)
     again = place(items, alignment)
-    assert found.nbytes == again.nbytes and np.array_equal(found.offset, again.offset)
+    assert placement.nbytes == again.nbytes and np.array_equal(placement.offset, again.offset)
 
 
 def smallest(items: list[Item]) -> int:
@@ -79,24 +79,24 @@ def test_few_items_take_the_smallest_arena(items: list[Item]) -> None:
 def cut(seed: int, pieces: int, steps: int, nbytes: int) -> list[Item]:
     """Cut an arena into items that fill it at every step."""
     random = np.random.RandomState(seed)
-    found = [(0, steps - 1, nbytes)]
-    while len(found) < pieces:
-        start, stop, size = found.pop(random.randint(len(found)))
+    items = [(0, steps - 1, nbytes)]
+    while len(items) < pieces:
+        start, stop, size = items.pop(random.randint(len(items)))
         if random.rand() < 0.5 and stop > start:
             middle = random.randint(start, stop)
-            found += [(start, middle, size), (middle + 1, stop, size)]
+            items += [(start, middle, size), (middle + 1, stop, size)]
         elif size > 1:
             part = random.randint(1, size)
-            found += [(start, stop, part), (start, stop, size - part)]
+            items += [(start, stop, part), (start, stop, size - part)]
         else:
-            found.append((start, stop, size))
-    return found
+            items.append((start, stop, size))
+    return items
 
 
 @pytest.mark.parametrize("pieces, most", [(10, 1.0), (20, 1.02), (60, 1.05)])
 def test_an_arena_that_was_cut_is_put_together(pieces: int, most: float) -> None:
     for seed in range(3):
         items = cut(seed, pieces, 50, 1000)
-        found = place(items, 1)
-        assert_placed(items, found, 1)
-        assert found.alive == 1000 and found.nbytes <= 1000 * most
+        placement = place(items, 1)
+        assert_placed(items, placement, 1)
+        assert placement.alive == 1000 and placement.nbytes <= 1000 * most

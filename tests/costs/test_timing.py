@@ -37,7 +37,7 @@ def by_name(training: TrainingGraph, values: np.ndarray) -> Any:
     return {training.names[i]: values[i] for i in np.flatnonzero(values) if not n <= i < 2 * n}
 
 
-def test_work_and_bytes() -> None:
+def test_flops_and_bytes_are_counted_by_row() -> None:
     """A gradient of a product once for each input; 4 bytes an element, each tensor once."""
     work = by_name(two_layers(), timing.count_row_flops(two_layers()))
     assert work["fc"] == 2 * 4 * 5 * 3 and work["tanh"] == 20
@@ -48,7 +48,7 @@ def test_work_and_bytes() -> None:
     assert "data" not in moved
 
 
-def test_roofline() -> None:
+def test_the_slower_of_arithmetic_and_memory_is_the_time() -> None:
     training = two_layers()
     rows = [training.names.index(name) for name in ("fc", "tanh", "flat")]
     arithmetic = timing.predict_times(training, Rates(1.0, 1e12, 0.5))
@@ -60,7 +60,7 @@ def test_roofline() -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Opens a new cache folder; tells what it holds of a kind, and puts these values into it."""
+    """Open a new cache folder; return what reads its values of a kind and adds to them."""
     monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
 
     def again(what: str, **values: Any) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def of_kind(symbol: Any, **shapes: Any) -> Any:
     return timing.choose_example(graph, graph.operators[-1])
 
 
-def test_kinds() -> None:
+def test_operators_of_any_size_are_of_a_kind_if_their_kernels_do_the_same() -> None:
     """Operators of any size are of a kind, if their kernels do the same."""
     x = S.Variable("data")
 
@@ -116,7 +116,7 @@ def test_kinds() -> None:
 
 
 @pytest.mark.parametrize("behind", [True, False])
-def test_paces(behind: bool, disk: Any) -> None:
+def test_the_pace_of_a_kind_multiplies_its_time(behind: bool, disk: Any) -> None:
     x, shape = S.Variable("data"), (2, 3, 4, 5) if behind else (2, 3)
     slow, quick = S.broadcast_power(x, x, name="slow"), S.elemwise_add(x, x, name="quick")
     example = of_kind(slow, data=shape)
@@ -130,12 +130,12 @@ def test_paces(behind: bool, disk: Any) -> None:
     assert paces["slow"][0] > 3 * paces["quick"][0] and "tied" in paces
     content = disk("kinds", **{json.dumps(example): [10.0, 100.0]})
     assert json.dumps(example) in content
-    found, i = timing.find_factors(training, CPU), names.index("slow")
-    assert found[i] == (10.0, 100.0)
+    factors, i = timing.find_factors(training, CPU), names.index("slow")
+    assert factors[i] == (10.0, 100.0)
     rates = Rates(1e9, 1e9, 0)
     plain, longer = (
         timing.predict_times(training, rates),
-        timing.predict_times(training, rates, found),
+        timing.predict_times(training, rates, factors),
     )
     assert longer.forward[i] == 10 * plain.forward[i]
     assert longer.gradient[i] == 100 * plain.gradient[i]
@@ -158,7 +158,9 @@ def test_gradients_that_are_not_computed() -> None:
     assert (everything.gradient[list(graph.operators[:3])] > 0).all()
 
 
-def test_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_kept_by_the_process_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path / "file"))
     first = timing.find_rates(CPU)

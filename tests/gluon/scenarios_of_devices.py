@@ -11,14 +11,14 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from blocks import LOSS, Arrays, Prepare, batch, left_in, mlp, step, trainer
-from scenarios import SCENARIOS, scenario
+from scenarios import SCENARIOS, scenario, train
 
 DEVICES = [mx.cpu(0), mx.cpu(1)]
 
 
 def parts_of(k: int) -> Any:
-    """A batch, for each device its part."""
-    return [*zip(*(gluon.utils.split_and_load(each, DEVICES) for each in batch(k, 32)))]
+    """Return a batch, for each device its part."""
+    return [*zip(*(gluon.utils.split_and_load(array, DEVICES) for array in batch(k, 32)))]
 
 
 def on_two_devices(store: dict[str, Any], prepare: Prepare) -> Arrays:
@@ -75,18 +75,41 @@ def a_thread_for_each_device(prepare: Prepare) -> Arrays:
     return left_in(net)
 
 
+class SummingTrainer(gluon.Trainer):
+    """A trainer as Horovod's ``DistributedTrainer``, which sums the gradients by itself."""
+
+    def __init__(self, params: Any, store: Any) -> None:
+        super().__init__(params, "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=None)
+        self.store = store
+        for k, parameter in enumerate(self._params):
+            store.init(k, mx.nd.zeros(parameter.shape))
+
+    def _allreduce_grads(self) -> None:
+        for k, parameter in enumerate(self._params):
+            if parameter.grad_req != "null":
+                self.store.pushpull(k, parameter.list_grad()[0], priority=-k)
+
+
+@scenario
+def a_trainer_that_sums_gradients_by_itself(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    net(batch(0)[0])  # which makes its parameters
+    training = SummingTrainer(net.collect_params(), mx.kv.create("local"))
+    return train(net, training=training, steps=4)
+
+
 def workers_forked_in_mid_step(prepare: Prepare) -> Arrays:
-    """Has a process of its own, for it forks."""
+    """Run in a process of its own, for it forks."""
     net = prepare(mlp())
     training = trainer(net)
     for k in range(2):
         x, y = batch(k)
         with autograd.record():
             loss = LOSS(net(x), y)
-        data = gluon.data.ArrayDataset(*(each.asnumpy() for each in batch(k, 8)))
+        data = gluon.data.ArrayDataset(*(array.asnumpy() for array in batch(k, 8)))
         loaded = list(gluon.data.DataLoader(data, 4, num_workers=2, timeout=60))
         loss.backward()
         training.step(16)
         for x, y in loaded:
-            step(net, training, *(each.as_in_context(mx.cpu()) for each in (x, y)))
+            step(net, training, *(array.as_in_context(mx.cpu()) for array in (x, y)))
     return left_in(net)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from functools import partial
 from typing import Any, Callable
 
@@ -15,13 +14,13 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from blocks import LOSS, OPERATORS, Arrays, Prepare
+from blocks import LOSS, Arrays, Prepare
 from blocks import batch, initialized, layers, left_in, mlp, step, trainer
 from scenarios import SCENARIOS, scenario, train
 
 
 def other(k: int) -> Any:
-    """The input of another batch."""
+    """Return the input of another batch."""
     return batch(k + 100)[0]
 
 
@@ -321,8 +320,8 @@ def gradients_of_variables(variables: Callable[[Any, Any], Any], prepare: Prepar
     chosen = variables(x, [p.data() for p in net.collect_params(".*weight").values()])
     with autograd.record():
         loss = LOSS(net(x * 2) + net(x), y)
-    made = [*autograd.grad(loss, chosen, retain_graph=True), *autograd.grad(loss, chosen)]
-    left = {**left_in(net), **{f"made {k}": array for k, array in enumerate(made)}}
+    gradients = [*autograd.grad(loss, chosen, retain_graph=True), *autograd.grad(loss, chosen)]
+    left = {**left_in(net), **{f"made {k}": array for k, array in enumerate(gradients)}}
     return {**left, **{f"then {name}": array for name, array in train(net, steps=1).items()}}
 
 
@@ -330,176 +329,3 @@ SCENARIOS.update(
     (f"gradients of {name}", partial(gradients_of_variables, variables))
     for name, variables in VARIABLES.items()
 )
-
-
-# What a script does to a net between steps
-
-
-def add_a_layer(net: Any) -> None:
-    with net.name_scope():
-        net.add(nn.Dense(10))
-    net[-1].initialize(mx.init.Xavier())
-
-
-def freeze(net: Any, pattern: str, is_frozen: bool) -> None:
-    net.collect_params(pattern).setattr("grad_req", "null" if is_frozen else "write")
-
-
-def initialize_again(net: Any, k: int) -> None:
-    freeze(net, ".*dense0_.*", True)
-    if k == 2:
-        net[0].initialize(mx.init.Constant(0.01), force_reinit=True)
-
-
-def cast(net: Any, k: int) -> None:
-    if k == 2:
-        net.cast("float64")
-    if k == 4:
-        net.hybridize(static_alloc=True)
-
-
-#: What is done to a net before step k.
-CHANGES: dict[str, Callable[[Any, int], Any]] = {
-    "layers frozen midway": lambda net, k: freeze(net, ".*dense[01]_.*", k in (2, 3)),
-    "the last layers before the rest": lambda net, k: freeze(net, ".*(dense|norm)[0-2]_.*", k < 2),
-    "a frozen layer initialized again": initialize_again,
-    "a layer added": lambda net, k: add_a_layer(net) if k == 2 else None,
-    "cast and hybridized again": cast,
-    "moved to another device": lambda net, k: net.collect_params().reset_ctx(mx.cpu(k // 2 % 2)),
-}
-
-
-def with_changes(change: Callable[[Any, int], Any], prepare: Prepare) -> Arrays:
-    net = prepare(mlp())
-    for k in range(5):
-        change(net, k)
-        first = next(iter(net.collect_params().values()))
-        x, y = (each.as_in_context(first.list_ctx()[0]) for each in batch(k))
-        step(net, trainer(net), x.astype(first.dtype), y)
-    return left_in(net)
-
-
-SCENARIOS.update((name, partial(with_changes, change)) for name, change in CHANGES.items())
-
-
-def a_weight_frozen_midway(prepare: Prepare) -> Arrays:
-    """MKLDNN then makes no gradient of its bias, so that its bits are others."""
-    return with_changes(lambda net, k: freeze(net, "net_dense5_weight", k >= 2), prepare)
-
-
-@scenario
-def gradients_in_new_arrays(prepare: Prepare) -> Arrays:
-    """The old ones, which the user may have, stay as they are."""
-    net, old = prepare(mlp()), {}
-
-    def renew() -> None:
-        old.update({name: each.grad() for name, each in net.collect_params(".*dense.*").items()})
-        for request in ("add", "write"):
-            net.collect_params().setattr("grad_req", request)
-
-    left = train(net, steps=4, before=lambda k: renew() if k == 2 else None)
-    return {**left, **{f"old {name}": each for name, each in old.items()}}
-
-
-def trained_anew(net: Any, steps: int, change: Callable[[int], Any]) -> Arrays:
-    """With a trainer for each step, after a change that returns the step's batch."""
-    for k in range(steps):
-        x, y = change(k)
-        step(net, trainer(net), x, y)
-    return left_in(net)
-
-
-@scenario
-def saved_loaded_and_exported(prepare: Prepare) -> Arrays:
-    net = prepare(mlp())
-
-    def before(k: int) -> None:
-        if k:
-            mx.nd.waitall()  # without a plan statistics may be read before they are there
-            net.save_parameters("net.params")
-            net.load_parameters("net.params")
-
-    left = train(net, before=before)
-    net.export("net")
-    again = prepare(gluon.SymbolBlock.imports("net-symbol.json", ["data"], "net-0000.params"))
-    return {**left, **{f"again {name}": array for name, array in train(again).items()}}
-
-
-@scenario
-def hooks_of_blocks(prepare: Prepare) -> Arrays:
-    net = mlp()
-    kept: Arrays = {}
-    net(batch(0)[0])
-
-    def hook(_: Any, inputs: Any, output: Any) -> None:
-        kept[f"output {len(kept)}"] = output.copy()
-
-    net.register_forward_hook(hook)
-    left = train(prepare(net))
-    assert len(kept) == 3
-    return {**left, **kept}
-
-
-@scenario
-def hooks_of_operators(prepare: Prepare) -> Arrays:
-    """They are told all in inference, and what `Monitor` makes of it is as without a plan."""
-    net, told = prepare(mlp()), []
-    kept: Arrays = {}
-    monitor = mx.mon.Monitor(1, pattern=".*dense.*")
-
-    def op_hook(name: bytes, op: bytes, array: Any) -> None:
-        if monitor.activated:
-            told.append((name, op))
-            monitor.stat_helper(name, array)
-
-    net.register_op_hook(op_hook)
-
-    def before(k: int) -> None:
-        if k:
-            monitor.tic()
-            net(other(k))
-            kept[f"monitored {k}"] = repr(monitor.toc()).encode()
-
-    left = train(net, steps=4, before=before)
-    assert len(told) == 3 * OPERATORS and b"dense5_fwd_output" in kept["monitored 3"]
-    return {**left, **kept, "told": repr(told).encode()}
-
-
-@scenario
-def summaries(prepare: Prepare) -> Arrays:
-    """They are refused in MXNet's words while a net is hybridized, and its plan is made anew."""
-    net = mlp()
-    kept: Arrays = {}
-
-    def summary() -> None:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            net.summary(batch(0)[0])
-        assert "Unique parameters in model: 5866" in printed.getvalue()
-        kept[f"summary {len(kept)}"] = printed.getvalue().encode()
-
-    def between() -> None:
-        with pytest.raises(AssertionError, match="must not be hybridized to print summary"):
-            net.summary(batch(0)[0])
-        net.hybridize(False)
-        summary()
-        net.hybridize()
-
-    summary()
-    prepare(net)
-    return {**train(net, steps=4, before=lambda k: between() if k == 2 else None), **kept}
-
-
-@scenario
-def an_estimator(prepare: Prepare) -> Arrays:
-    from mxnet.gluon.contrib.estimator import Estimator
-
-    net = prepare(mlp())
-    net(batch(0)[0])
-    data = gluon.data.DataLoader(gluon.data.ArrayDataset(*batch(0, 64)), 16)
-    estimator = Estimator(net, LOSS, trainer=trainer(net), context=mx.cpu())
-    estimator.logger.setLevel("ERROR")
-    estimator.fit(data, val_data=data, epochs=2)
-    metrics = [*estimator.train_metrics, *estimator.val_metrics]
-    assert len(metrics) == 4
-    return {**left_in(net), "metrics": np.array([metric.get()[1] for metric in metrics])}

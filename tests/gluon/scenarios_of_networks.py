@@ -113,7 +113,7 @@ def recurrent_layers(prepare: Prepare) -> Arrays:
 
 
 def sentences(number: int) -> Any:
-    """Words, the lengths of sentences, and labels."""
+    """Return words, the lengths of sentences, and labels."""
     random = np.random.RandomState(number)
     words, lengths = random.randint(0, 50, (4, 12)), random.randint(3, 13, 4)
     return [mx.nd.array(words), mx.nd.array(lengths)], mx.nd.array(random.randint(0, 10, 4))
@@ -140,10 +140,10 @@ class Scaling(mx.operator.CustomOp):
     def backward(
         self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
     ) -> None:
-        (x, scale), (given, other) = in_data, out_grad
+        (x, scale), (gradient, other_gradient) = in_data, out_grad
         slope = self.kept + x * self.kept * (1 - self.kept)
-        self.assign(in_grad[0], req[0], given * scale * slope + other * 3 + aux[0])
-        self.assign(in_grad[1], req[1], mx.nd.sum(given * x * self.kept, axis=0, keepdims=True))
+        self.assign(in_grad[0], req[0], gradient * scale * slope + other_gradient * 3 + aux[0])
+        self.assign(in_grad[1], req[1], mx.nd.sum(gradient * x * self.kept, axis=0, keepdims=True))
 
 
 @mx.operator.register("gluon_test_scaling")

@@ -89,14 +89,16 @@ def test_readers_of_statistics_after_backward_wait_until_they_have_moved(how: st
     for k in range(5):
         step(net, training, *batch(k, 256))
         statistics = net.collect_params(".*running.*").values()
-        read = [each.data().asnumpy() for each in statistics]
+        read = [statistic.data().asnumpy() for statistic in statistics]
         mx.nd.waitall()
-        assert all((a == each.data().asnumpy()).all() for a, each in zip(read, statistics))
+        assert all(
+            (a == statistic.data().asnumpy()).all() for a, statistic in zip(read, statistics)
+        )
 
 
 def test_functions_imported_before_the_plan_differentiate_by_it() -> None:
     """Of ``mx.autograd``, and those of ``mx.contrib``."""
-    found = run_code(
+    printed = run_code(
         """
 import memonger
 import mxnet as mx
@@ -136,9 +138,9 @@ for number in range(4):
 """
     )
     words = "autograd.grad", "autograd.grad", "this graph was retained", "this graph was retained"
-    for line, expected in zip(found.splitlines(), ("True 4", *words)):
+    for line, expected in zip(printed.splitlines(), ("True 4", *words)):
         assert line.startswith(expected)
-    assert len(found.splitlines()) == 5
+    assert len(printed.splitlines()) == 5
 
 
 @pytest.mark.parametrize("way", ["backward", "grad"])
@@ -148,9 +150,11 @@ def test_an_interrupt_is_raised_and_leaves_all_gradients_or_none(
     """At each entry of a function of memonger's in a step, also where MXNet calls it."""
     net = planned(mlp(drop=0))
     taught(net, 1)
-    weights = [each for each in net.collect_params().values() if each.grad_req != "null"]
+    weights = [
+        parameter for parameter in net.collect_params().values() if parameter.grad_req != "null"
+    ]
     lost: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda each: lost.append(each.exc_type))
+    monkeypatch.setattr(sys, "unraisablehook", lambda parameter: lost.append(parameter.exc_type))
 
     def work(number: int) -> None:
         x, y = batch(number)
@@ -159,12 +163,12 @@ def test_an_interrupt_is_raised_and_leaves_all_gradients_or_none(
         if way == "backward":
             loss.backward()
         else:
-            found = autograd.grad(loss, [each.data() for each in weights])
-            for each, gradient in zip(weights, found):
-                gradient.copyto(each.grad())
+            made_by_grad = autograd.grad(loss, [weight.data() for weight in weights])
+            for weight, gradient in zip(weights, made_by_grad):
+                gradient.copyto(weight.grad())
 
     def gradients() -> Any:
-        return {each.name: each.grad().asnumpy() for each in weights}
+        return {weight.name: weight.grad().asnumpy() for weight in weights}
 
     expected = []
     for number in (0, 1):

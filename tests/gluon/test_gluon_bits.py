@@ -12,8 +12,9 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.contrib import amp
 
+import scenarios_of_changes as changes
 import scenarios_of_devices as devices
-import scenarios_of_loops as loops
+import scenarios_of_loops  # noqa: F401  which fill SCENARIOS
 import scenarios_of_networks as networks
 from blocks import HOWS, LOSS, Arrays, Prepare, Residual, Transformer
 from blocks import batch, different, images, initialized, left_in, mlp, planned, seed, trainer
@@ -39,11 +40,11 @@ BIAS = "net_dense5_bias cpu(0) grad"  # of that weight
 
 
 def test_mkldnn_makes_no_gradient_of_a_bias_whose_weight_is_frozen() -> None:
-    assert not run(loops.a_weight_frozen_midway, "marks")[BIAS].any()
+    assert not run(changes.a_weight_frozen_midway, "marks")[BIAS].any()
 
 
 def a_weight_frozen_without_mkldnn(prepare: Prepare) -> Arrays:
-    left = loops.a_weight_frozen_midway(prepare)
+    left = changes.a_weight_frozen_midway(prepare)
     assert left[BIAS].any()
     return left
 
@@ -59,7 +60,7 @@ def begin_float16() -> None:
 
 
 def scaled(net: Any, batches: Callable[[int], Any], clip: bool = False, **options: Any) -> Arrays:
-    """With the loss scaled as MXNet finds fit."""
+    """Train with the loss scaled as MXNet finds fit."""
     training, scales = trainer(net, **options), []
     amp.init_trainer(training)
     for k in range(5):
@@ -120,7 +121,7 @@ PROCESSES = {
 
 
 def unlike_in(name: str) -> list[Any]:
-    """What differs in this process."""
+    """Return what differs in this process."""
     PROCESSES[name].begin()
     return [unlike_plain(scenario, hows) for scenario, hows in PROCESSES[name].scenarios]
 
@@ -132,7 +133,7 @@ def test_a_plan_changes_no_bit_in_a_process_with(name: str) -> None:
 
 
 def in_bfloat16() -> str | list[str]:
-    """What differs; the error of plain MXNet where this CPU cannot do it."""
+    """Return what differs, or the error of plain MXNet where this CPU cannot do it."""
     amp.init("bfloat16")
     left = []
     for prepare in (lambda net: net.hybridize(), planned):
@@ -149,8 +150,8 @@ def in_bfloat16() -> str | list[str]:
 
 
 def test_a_network_in_bfloat16_trains_without_a_plan() -> None:
-    unlike, told = elsewhere(in_bfloat16)
+    unlike, log = elsewhere(in_bfloat16)
     if isinstance(unlike, str):
         pytest.skip(f"plain MXNet cannot train in bfloat16 on this CPU: {unlike}")
     assert unlike == []
-    assert told.count("trains without a plan: the network computes in bfloat16") == 1
+    assert log.count("trains without a plan: the network computes in bfloat16") == 1

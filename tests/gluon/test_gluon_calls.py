@@ -39,7 +39,7 @@ def half() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "given", "shapes", "types"),
+    ("make", "options", "shapes", "types"),
     [
         (mlp, {"data": (16, 20)}, {"data": (16, 20)}, {"data": "float32"}),
         (mlp, {"data": (9, 20), "type_dict": {"data": "float32"}}, {"data": (9, 20)}, {}),
@@ -54,10 +54,10 @@ def half() -> Any:
     ],
 )
 def test_the_plan_is_made_now_for_inputs_named_as_gluon_names_them(
-    make: Any, given: Any, shapes: Any, types: Any
+    make: Any, options: Any, shapes: Any, types: Any
 ) -> None:
     net = make()
-    assert planned(net, **given) is net
+    assert planned(net, **options) is net
     spec = plan_of(net).request.spec
     assert plan_of(net).recomputed
     assert {name: spec.shapes[name] for name in shapes} == shapes
@@ -72,7 +72,7 @@ def test_the_plan_that_was_made_for_shapes_serves_the_calls() -> None:
 
 
 def chain(depth: int = 24) -> Any:
-    """Layers whose results take far more than their parameters."""
+    """Build layers whose results take far more than their parameters."""
     net = nn.HybridSequential(prefix="chain_")
     with net.name_scope():
         for _ in range(depth):
@@ -92,9 +92,9 @@ def test_a_block_is_planned_by_marks_and_with_a_budget_by_either() -> None:
 def test_a_schedule_takes_what_it_takes_under_module() -> None:
     options: Any = {"data": (1024, 8), "how": "schedule", "work": 2.0}
     net = planned(chain(), **options)
-    found = plan_of(net)
+    plan = plan_of(net)
     other = memonger.plan(net(mx.sym.var("data")), patience=PATIENCE, **options)
-    assert found.schedule is not None and found.pool_bytes == other.pool_bytes
+    assert plan.schedule is not None and plan.pool_bytes == other.pool_bytes
 
 
 def test_a_budget_that_no_plan_fits_is_refused_now_or_at_the_first_call() -> None:
@@ -119,8 +119,8 @@ def test_a_budget_error_has_no_names_but_those_of_the_block(how: str) -> None:
 def test_a_plan_that_saves_nothing_leaves_the_block_as_it_is() -> None:
     net, other = (initialized(nn.Dense(4, prefix="net_")) for _ in range(2))
     other.hybridize()
-    found = plan_of(planned(net, data=(16, 20)))
-    assert not found.recomputed
+    plan = plan_of(planned(net, data=(16, 20)))
+    assert not plan.recomputed
     assert taught(net).keys() == taught(other).keys()
 
 
@@ -128,32 +128,32 @@ def test_a_plan_that_saves_nothing_leaves_the_block_as_it_is() -> None:
 def test_a_plan_serves_no_more_gradients_than_it_was_made_for(how: str) -> None:
     net, (x, _) = planned(mlp(drop=0), **HOWS[how]), batch(0, 256)
     parameters = net.collect_params("(?!net_dense5_).*")
-    found = []
+    plans = []
     for request, wants in [("null", False), ("null", True), ("write", True), ("write", False)] * 2:
         parameters.setattr("grad_req", request)
-        each = x.copy()
+        data = x.copy()
         if wants:
-            each.attach_grad()
+            data.attach_grad()
         with autograd.record():
-            net(each).backward()
-        found.append(plan_of(net))
-    head, whole = found[:2]
+            net(data).backward()
+        plans.append(plan_of(net))
+    head, whole = plans[:2]
     assert not head.recomputed and whole.recomputed
     assert whole.request.grad_req["data"] == "write"
-    assert found == 2 * [head, whole, whole, whole]
+    assert plans == 2 * [head, whole, whole, whole]
 
 
 def test_a_block_of_which_nothing_is_trained_is_planned_for_its_input() -> None:
     net, (x, _) = mlp(drop=0), batch(0)
     net.collect_params().setattr("grad_req", "null")
-    found = plan_of(planned(net, data=(16, 20)))
-    assert found.recomputed
+    plan = plan_of(planned(net, data=(16, 20)))
+    assert plan.recomputed
     with autograd.record():
         net(x)  # no gradient passes
     x.attach_grad()
     with autograd.record():
         net(x).backward()
-    assert plan_of(net) is found and x.grad.asnumpy().any()
+    assert plan_of(net) is plan and x.grad.asnumpy().any()
 
 
 def called(net: Any, size: int) -> memonger.Plan:
@@ -171,10 +171,10 @@ def test_a_small_batch_decides_nothing_for_larger_ones() -> None:
     marks = plan_of(planned(chain(), data=(1024, 8)))
     limit = (marks.pool_bytes + marks.unplanned_bytes) // 2
     net = planned(chain(), how="marks", budget=limit)
-    found = [called(net, size) for size in (2, 1024, 1000, 1048)]
-    assert [bool(each.recomputed) for each in found] == [False, True, True, True]
-    assert found[1] is found[2] is not found[3]
-    assert all(each.pool_bytes <= limit for each in found)
+    plans = [called(net, size) for size in (2, 1024, 1000, 1048)]
+    assert [bool(plan.recomputed) for plan in plans] == [False, True, True, True]
+    assert plans[1] is plans[2] is not plans[3]
+    assert all(plan.pool_bytes <= limit for plan in plans)
     with pytest.raises(memonger.BudgetError, match="the smallest needs"):
         called(net, 10240)
 
@@ -273,8 +273,10 @@ def test_a_call_at_fault_raises_mxnets_error_and_later_calls_are_planned() -> No
 def test_an_input_on_another_device_is_refused_by_name() -> None:
     net, x = planned(mlp()), batch(0)[0]
     for _ in range(2):
-        told = r"'data' is on cpu\(1\).* parameters are on cpu\(0\).*as_in_context\(mx\.cpu\(0\)\)"
-        with pytest.raises(MemongerError, match=told), autograd.record():
+        message = (
+            r"'data' is on cpu\(1\).* parameters are on cpu\(0\).*as_in_context\(mx\.cpu\(0\)\)"
+        )
+        with pytest.raises(MemongerError, match=message), autograd.record():
             net(x.as_in_context(mx.cpu(1)))
         with autograd.record():
             net(x)
@@ -359,9 +361,9 @@ def test_a_plan_is_made_anew_after_hybridize() -> None:
 
 
 def test_hooks_of_operators_are_called_in_inference_only() -> None:
-    net, told = planned(mlp()), []
-    net.register_op_hook(lambda *about: told.append(about))
+    net, calls = planned(mlp()), []
+    net.register_op_hook(lambda *call: calls.append(call))
     taught(net)
-    assert plan_of(net).recomputed and not told
+    assert plan_of(net).recomputed and not calls
     net(batch(0)[0])
-    assert len(told) == OPERATORS
+    assert len(calls) == OPERATORS

@@ -14,14 +14,15 @@ import mxnet as mx
 from memonger.gluon import unplan
 from memonger.schedules.execution.arena import Arena
 from mxnet import autograd
+from mxnet.gluon import nn
 
 from blocks import LOSS, batch, mlp, planned, taught
-from planned import run_python
+from planned import elsewhere, process_mb
 
 
 @pytest.fixture
 def freed(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
-    """The threads on which executors are freed from now on."""
+    """Return the threads on which executors are freed from now on."""
     threads, free = [], mx.executor.Executor.__del__
 
     def noted(self: Any) -> None:
@@ -87,48 +88,38 @@ def test_plans_stay_bound_for_the_latest_32_shapes(freed: list[threading.Thread]
     assert len(freed) == 8
 
 
-GROWTH = """
-import sys
-import memonger
-import mxnet as mx
-from mxnet import autograd
-from mxnet.gluon import nn
-
-def told(key):
-    with open('/proc/self/status') as f:
-        return next(int(line.split()[1]) for line in f if line.startswith(key + ':'))
-
-layer, depth, shape, sizes, plans, inference = eval(sys.argv[1])
-net = nn.HybridSequential()
-for _ in range(depth):
-    net.add(layer(), nn.BatchNorm(), nn.Activation('relu'))
-net.initialize()
-x = mx.nd.random.normal(shape=shape)
-if inference:
-    net(x[:inference])
-memonger.gluon.plan(net, patience=0.002) if plans else net.hybridize()
-trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
-mx.nd.waitall()
-before = told('VmRSS')
-for size in sizes:
-    with autograd.record():
-        out = net(x[:size])
-    out.backward()
-    trainer.step(size)
-mx.nd.waitall()
-print((told('VmHWM') - before) // 1024)
-"""
-DENSE = "lambda: nn.Dense(64)", 30, (4096, 64)
-CONVOLUTIONS = "lambda: nn.Conv2D(384, 3, padding=1, in_channels=384)", 12, (4, 384, 8, 8)
+DENSE: Any = nn.Dense, {"units": 64}, 30, (4096, 64)
+CONVOLUTIONS: Any = (
+    nn.Conv2D, {"channels": 384, "kernel_size": 3, "padding": 1, "in_channels": 384}, 12,
+    (4, 384, 8, 8),
+)  # fmt: skip
 
 
-def growth(net: tuple[str, int, Any], sizes: list[int], plans: bool, inference: int) -> int:
-    """The MB by which a process grows in a training that does not wait."""
-    layer, depth, shape = net
-    about = f"{layer}, {depth}, {shape}, {sizes}, {plans}, {inference}"
-    done = run_python("-W", "ignore", "-c", GROWTH, f"({about})")
-    assert done.returncode == 0, done.stderr[-2000:]
-    return int(done.stdout)
+def grown(net: Any, sizes: list[int], plans: bool, inference: int) -> float:
+    """Return the MB by which this process grows in a training that does not wait."""
+    layer, options, depth, shape = net
+    block = nn.HybridSequential()
+    for _ in range(depth):
+        block.add(layer(**options), nn.BatchNorm(), nn.Activation("relu"))
+    block.initialize()
+    x = mx.nd.random.normal(shape=shape)
+    if inference:
+        block(x[:inference])
+    planned(block) if plans else block.hybridize()
+    training = mx.gluon.Trainer(block.collect_params(), "sgd")
+    mx.nd.waitall()
+    before = process_mb()
+    for size in sizes:
+        with autograd.record():
+            out = block(x[:size])
+        out.backward()
+        training.step(size)
+    mx.nd.waitall()
+    return process_mb("VmHWM") - before
+
+
+def growth(*arguments: Any) -> float:
+    return elsewhere(grown, *arguments)[0]
 
 
 def test_a_process_grows_by_one_pool_for_batches_of_all_sizes() -> None:

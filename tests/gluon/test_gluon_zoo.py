@@ -23,7 +23,7 @@ ENCODER: Any = {"units": 32, "hidden_size": 64, "num_layers": 4, "num_heads": 4,
 
 
 def drawn(k: int, *arrays: Any) -> Any:
-    """A batch: what these functions of a random generator draw, the label last."""
+    """Build a batch: what these functions of a random generator draw, the label last."""
     draw = np.random.RandomState(k)
     *inputs, label = [mx.nd.array(array(draw)) for array in arrays]
     return inputs, label
@@ -41,7 +41,7 @@ def cifar_resnet(prepare: Prepare) -> Arrays:
 
 
 def ssd(prepare: Prepare) -> Arrays:
-    """As gluoncv's ``train_ssd.py`` trains it: each anchor learns a class and a box."""
+    """Train as gluoncv's ``train_ssd.py`` does: each anchor learns a class and a box."""
     from gluoncv.data.batchify import Stack, Tuple
     from gluoncv.data.transforms.presets.ssd import SSDDefaultTrainTransform
     from gluoncv.loss import SSDMultiBoxLoss
@@ -65,7 +65,7 @@ def ssd(prepare: Prepare) -> Arrays:
             label = np.hstack([corners, others, draw.randint(0, 3, (3, 1))]).astype("float32")
             items.append(transform(mx.nd.array(draw.randint(0, 255, (size, size, 3))), label))
         x, *labels = Tuple(Stack(), Stack(), Stack())(items)
-        return x.as_in_context(mx.cpu()), [each.as_in_context(mx.cpu()) for each in labels]
+        return x.as_in_context(mx.cpu()), [array.as_in_context(mx.cpu()) for array in labels]
 
     def loss(x: Any, y: Any, k: int) -> Any:
         classes, boxes, _ = net(x)

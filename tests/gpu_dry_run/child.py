@@ -20,7 +20,7 @@ class DryRun:
         return int(self._device.cudastub_used(device))
 
     def peak_bytes(self, device: int = 0) -> int:
-        """The most that a GPU held since the start or ``reset_peak``."""
+        """Return the most that a GPU held since the start or ``reset_peak``."""
         return int(self._device.cudastub_peak(device))
 
     def reset_peak(self) -> None:

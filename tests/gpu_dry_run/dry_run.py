@@ -50,7 +50,7 @@ class Result:
 
     @property
     def value(self) -> Any:
-        """What the function returned or, after a crash, emitted last."""
+        """Return what the function returned or, after a crash, emitted last."""
         return self.emitted[-1]
 
     @property

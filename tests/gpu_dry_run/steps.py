@@ -6,19 +6,19 @@ import collections
 import gc
 import os
 from types import SimpleNamespace
-from typing import Any, Dict, Mapping, Sequence, Tuple
+from typing import Any, Mapping, Sequence
 
 import memonger
 import mxnet as mx
 from memonger.costs.bind import read_planned_mb
 from memonger.schedules.execution.arena import address
 
+from networks import Network
 from planned import as_module, module_plan, nodes
 
 from .child import DryRun
 from .dry_run import GpuDryRun
 
-Network = Tuple[Any, Dict[str, Any]]
 MB = 2**20
 STEPS = 2
 
@@ -57,7 +57,7 @@ def steps(dry: DryRun, ways: Any, shapes: Any, types: Any) -> None:
         for _ in range(STEPS):
             step(executor)
         dry.note(f"ran {name} {fusion}")
-        found = SimpleNamespace(
+        result = SimpleNamespace(
             way=(name, fusion),
             pool=read_planned_mb(executor),
             fused=executor.debug_str().count("FusedOp"),
@@ -69,10 +69,10 @@ def steps(dry: DryRun, ways: Any, shapes: Any, types: Any) -> None:
         dry.reset_peak()
         executor.forward(is_train=False)
         mx.nd.waitall()
-        found.inferred = dry.peak_bytes() - before
+        result.inferred = dry.peak_bytes() - before
         step(executor)
-        found.in_all = dry.peak_bytes() - before
-        dry.emit(found)
+        result.in_all = dry.peak_bytes() - before
+        dry.emit(result)
         del executor
         empty()
 
@@ -103,24 +103,28 @@ def run_steps(
     types: Any = None,
     **options: Any,
 ) -> dict[tuple[str, str], Any]:
-    """What `steps` emits of each symbol with each fusion, and the calls that the steps made."""
+    """Return what `steps` emits of each symbol and fusion, and the calls that the steps made."""
     ways = [(name, symbol, fusion) for name, symbol in symbols.items() for fusion in fusions]
     result = dry_run.run(steps, ways, shapes, types, **options)
     assert "MXNET_SUBGRAPH_BACKEND" not in result.stderr  # nothing is logged at each bind
     assert not [line for line in result.trace if "no stub" in line]
-    for found in result.emitted:
-        begin, end = (result.trace.index(f"{ran} {' '.join(found.way)}") for ran in ("run", "ran"))
-        found.calls = result.trace[begin:end]
-    return {found.way: found for found in result.emitted}
+    for taken in result.emitted:
+        begin, end = (result.trace.index(f"{ran} {' '.join(taken.way)}") for ran in ("run", "ran"))
+        taken.calls = result.trace[begin:end]
+    return {taken.way: taken for taken in result.emitted}
 
 
-def check_told(found: Mapping[tuple[str, str], Any], plans: Mapping[str, Any], fusion: str) -> None:
-    """What plans tell of the pool is exact, and what of the device to 3 %."""
+def check_told(
+    steps_of: Mapping[tuple[str, str], Any], plans: Mapping[str, Any], fusion: str
+) -> None:
+    """Check that what plans tell of the pool is exact, and what of the device to 3 %."""
     for name, plan in plans.items():
-        taken, told = found[name, fusion], plan.device_bytes
-        print(f"\n{name:9} {fusion} told {told / MB:.1f} MB, {taken.peak / MB:.1f} seen", end="")
+        taken, predicted = steps_of[name, fusion], plan.device_bytes
+        print(
+            f"\n{name:9} {fusion} told {predicted / MB:.1f} MB, {taken.peak / MB:.1f} seen", end=""
+        )
         assert plan.exact and taken.pool == plan.counted_bytes // MB, (name, fusion)
-        assert abs(taken.peak - told) < 0.03 * told, (name, fusion, told, taken.peak)
+        assert abs(taken.peak - predicted) < 0.03 * predicted, (name, fusion, predicted, taken.peak)
 
 
 def check_plans(
@@ -128,29 +132,31 @@ def check_plans(
 ) -> tuple[dict[str, memonger.Plan], dict[tuple[str, str], Any]]:
     """Plan a network with these options, and not at all; what they tell, and what is seen."""
     hows = {"no plan": {"budget": 1.0}, **hows}
-    made = {how: module_plan(*net, **options) for how, options in hows.items()}
-    found = run_steps(dry_run, {how: plan.symbol for how, plan in made.items()}, net[1], fusions)
-    check_told(found, made, "0")
-    return made, found
+    plans = {how: module_plan(*net, **options) for how, options in hows.items()}
+    steps_of = run_steps(
+        dry_run, {how: plan.symbol for how, plan in plans.items()}, net[1], fusions
+    )
+    check_told(steps_of, plans, "0")
+    return plans, steps_of
 
 
 def moves(calls: list[str]) -> dict[str, int]:
-    """How often running statistics moved: by cuDNN each mean, by MXNet's own kernel all in one."""
-    found: dict[str, int] = collections.Counter()
+    """Count how often running statistics moved: each mean by cuDNN, all in one by MXNet."""
+    counts: dict[str, int] = collections.Counter()
     for line in calls:
         if line.startswith("cudnnBatchNormalizationForwardTraining"):
             fields = dict(part.split("=") for part in line.split()[1:])
             if float(fields["factor"]):
-                found[fields["mean"]] += 1
+                counts[fields["mean"]] += 1
         elif "BatchNormalizationBackwardKernel" in line:
-            found["own"] += 1
-    return found
+            counts["own"] += 1
+    return counts
 
 
 def batch_norms(symbol: Any) -> tuple[int, int]:
-    """How many BatchNorm a symbol has, and how many of them run MXNet's own kernel."""
-    found = [n.get("attrs", {}) for n in nodes(symbol) if n["op"] == "BatchNorm"]
-    return len(found), sum(a.get("cudnn_off") == "True" for a in found)
+    """Return how many BatchNorm a symbol has, and how many of them run MXNet's own kernel."""
+    norms = [n.get("attrs", {}) for n in nodes(symbol) if n["op"] == "BatchNorm"]
+    return len(norms), sum(a.get("cudnn_off") == "True" for a in norms)
 
 
 def assert_moved_once(symbol: Any, calls: list[str]) -> None:

@@ -84,11 +84,13 @@ finally:
 @pytest.mark.skipif(find_library("cuda") is not None, reason="here is an NVIDIA driver")
 def test_every_library_but_the_drivers_is_found(python: Path) -> None:
     done = run(python, "-c", LOADED)
-    found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    libraries = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     wheels = str(python.parents[1])
-    assert found.pop("libcuda.so.1") == "MISSING"
-    assert len(found) >= 8
-    assert all(path.startswith(wheels) and "/nvidia/" in path for path in found.values()), found
+    assert libraries.pop("libcuda.so.1") == "MISSING"
+    assert len(libraries) >= 8
+    assert all(path.startswith(wheels) and "/nvidia/" in path for path in libraries.values()), (
+        libraries
+    )
     # One sentence, at the end of the traceback; the example prints no more than that.
     said = (
         "mxnet-cu112 is installed, but this machine has no NVIDIA driver (libcuda.so.1); install "
@@ -137,11 +139,11 @@ print(len(parts), b'.entry twice' in text.value)
 
 
 def test_what_needs_no_gpu_works(python: Path, driver: Path) -> None:
-    found = {"LD_LIBRARY_PATH": str(driver.parent)}
-    done = run(python, "-c", LOADED, **found)
+    search_path = {"LD_LIBRARY_PATH": str(driver.parent)}
+    done = run(python, "-c", LOADED, **search_path)
     assert done.returncode == 0 and "MISSING" not in done.stdout, done.stderr
     assert f"libcuda.so.1 {driver}" in done.stdout
-    done = run(python, "-c", PLANNED, LD_PRELOAD=str(driver), **found)
+    done = run(python, "-c", PLANNED, LD_PRELOAD=str(driver), **search_path)
     assert (done.returncode, done.stdout) == (0, "1 True\n"), done.stderr
     done = run(python, "-c", LATER)
     assert (done.returncode, done.stdout) == (0, "6 True\n"), done.stderr

@@ -64,8 +64,8 @@ def by_a_script(dry: DryRun, symbol: Any, shapes: Any, options: Any) -> None:
     with memonger.enable(cache=False, patience=0.02, **options) as session:
         module = mx.mod.Module(symbol, context=[mx.gpu(0), mx.gpu(1)])
         module.bind([("data", shapes["data"])], [("softmax_label", shapes["softmax_label"])])
-    told = [(str(plan.request.ctx), plan.pool_bytes // 2**20) for plan in session.plans]
-    dry.emit((told, [read_planned_mb(executor) for executor in module._exec_group.execs]))
+    plans = [(str(plan.request.ctx), plan.pool_bytes // 2**20) for plan in session.plans]
+    dry.emit((plans, [read_planned_mb(executor) for executor in module._exec_group.execs]))
     dry.emit(session.plans[0].unplanned_bytes // 2**20)
 
 
@@ -78,5 +78,5 @@ def test_what_a_script_binds_is_planned_for_its_gpus(
     """For a budget of what is free each asks its own."""
     symbol, shapes = networks.resnet((1, 1, 1, 1), image=64)
     result = gpu_dry_run.run(by_a_script, symbol, shapes, options, env={"CUDASTUB_DEVICES": "2"})
-    (told, taken), unplanned = result.emitted
-    assert told == [*zip(ctx, taken)] and (taken[0] < unplanned) == (not options)
+    (plans, taken), unplanned = result.emitted
+    assert plans == [*zip(ctx, taken)] and (taken[0] < unplanned) == (not options)

@@ -10,18 +10,19 @@ import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
 
+from planned import HOWS
+
 from .child import DryRun
 from .dry_run import GpuDryRun
 
 pytestmark = pytest.mark.gpu_dry_run
 
-HOWS: dict[str, dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
 FUSED = re.compile("kernel FusedKernel.*_backward_")
 SHAPE = (32, 3, 128, 128)
 
 
 def trained(dry: DryRun, options: dict[str, Any] | None) -> tuple[int, int]:
-    """The bytes by which three steps grow, and those by which the plan makes the pool smaller."""
+    """Return the bytes that three steps take, and those that the plan saves of the pool."""
     net = gluon.model_zoo.vision.resnet18_v1(classes=10, prefix="net_")
     net.initialize(ctx=mx.gpu())
     net.hybridize()

@@ -23,11 +23,11 @@ from .dry_run import PROJECT, GpuDryRun
 
 
 def arrays(name: str = "0/gradient/w", more: float = 0) -> dict[str, np.ndarray]:
-    """Two steps of a network with a gradient, an output and a statistic, one of them spoilt."""
+    """Make two steps with a gradient, an output and a statistic each, one of them spoilt."""
     kinds = ("gradient/w", "output/y", "statistic/m")
-    found = {f"{k}/{kind}": np.array([1 + k, -2], "f") for k in range(2) for kind in kinds}
-    found[name][0] += more
-    return found
+    values = {f"{k}/{kind}": np.array([1 + k, -2], "f") for k in range(2) for kind in kinds}
+    values[name][0] += more
+    return values
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def arrays(name: str = "0/gradient/w", more: float = 0) -> dict[str, np.ndarray]
         (arrays(), {**arrays(), "0/output/y": np.ones(3)}, "0/output/y is missing or of another"),
     ],
 )
-def test_differences(again: Any, other: Any, said: str) -> None:
-    found = gpu_check.differences(arrays(), again, other, list(arrays()))
-    assert len(found) == bool(said) and re.match(said, "".join(found))
+def test_differences_are_named_with_what_is_allowed(again: Any, other: Any, said: str) -> None:
+    lines = gpu_check.differences(arrays(), again, other, list(arrays()))
+    assert len(lines) == bool(said) and re.match(said, "".join(lines))
 
 
 def test_a_comparison_that_shows_nothing_is_none() -> None:
@@ -56,7 +56,7 @@ def test_a_comparison_that_shows_nothing_is_none() -> None:
     assert "0/gradient/w is not finite" in str(gpu_check.nothing_shown(arrays(more=np.inf)))
 
 
-def test_relative_difference() -> None:
+def test_the_relative_difference_is_that_of_all_arrays_together() -> None:
     one = {"a": np.array([3.0, 0]), "b": np.array([4.0])}
     other = {"a": np.array([3.0, 0.3]), "b": np.array([4.4])}
     assert gpu_check.relative_difference(one, other, ["a", "b"]) == pytest.approx(0.1)
@@ -115,7 +115,7 @@ def test_what_cannot_be_done_is_said(check: Any, options: str, words: str) -> No
 
 
 def small_norms(batch: int, _: int) -> Any:
-    """LayerNorm and BatchNorm; the first bears no copy that nobody reads."""
+    """Build LayerNorm and BatchNorm; the first bears no copy that nobody reads."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=16, name="fc1")
     x = mx.sym.BatchNorm(x, fix_gamma=False, momentum=0.9, name="batch")
     x = mx.sym.LayerNorm(x, name="layer")
@@ -143,7 +143,9 @@ BROKEN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.parametrize(
+    "case", ["right", *(pytest.param(n, marks=pytest.mark.slow) for n in BROKEN if n != "right")]
+)
 def test_a_plan_is_right_or_fails(check: Any, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes, wrong, words = BROKEN[case]
     how = "marks" if changes else "schedule"
@@ -162,9 +164,9 @@ def test_a_plan_is_right_or_fails(check: Any, case: str, monkeypatch: pytest.Mon
     options = "--net norms --batch 8 --device cpu --steps 3 --how"
     status, printed, _ = check(*options.split(), how)
     assert status == bool(wrong), printed
-    found = verdicts(printed)
-    assert [what for verdict, what in found if verdict == "FAIL"] == wrong, printed
-    assert wrong or [what for _, what in found] == PROMISES
+    lines = verdicts(printed)
+    assert [what for verdict, what in lines if verdict == "FAIL"] == wrong, printed
+    assert wrong or [what for _, what in lines] == PROMISES
     assert re.search(words, printed), printed
     last = f"FAIL: {len(wrong)} of the checks" if wrong else "PASS: all checks passed"
     assert printed.splitlines()[-1].startswith(last)
@@ -179,7 +181,7 @@ def whole(dry: DryRun, *options: str) -> Any:
 
 
 @pytest.mark.gpu_dry_run
-def test_dry_run(gpu_dry_run: GpuDryRun) -> None:
+def test_a_dry_run_measures_memory_and_passes_for_no_result(gpu_dry_run: GpuDryRun) -> None:
     """Memory is real there. Nothing is computed, and the script must not call that equal."""
     done = gpu_dry_run.run(whole, "--batch", "32", "--steps", "3")
     assert done.value == 1

@@ -7,7 +7,7 @@ from typing import Any, Callable
 import mxnet as mx
 import pytest
 
-from more_networks import Recurrent
+from zoo import Recurrent
 from planned import HOWS
 
 from .dry_run import GpuDryRun
@@ -21,17 +21,17 @@ ASKED = "cudnnGetRNNTrainingReserveSize"
 
 
 def check(dry_run: GpuDryRun, net: Network, *hows: str) -> dict[str, Any]:
-    """No plan takes more than none, nor tells of an RNN what cuDNN does not ask for; the plans."""
+    """Check that no plan takes more than none, nor tells what cuDNN does not ask for."""
     # A schedule for any device has the gradient of a Dropout in place, which it is on a CPU alone.
     devices = {"schedule": {"ctx": "gpu"}}
     options = {how: {"patience": 0.02, **HOWS[how], **devices.get(how, {})} for how in hows}
-    made, found = check_plans(dry_run, net, options)
-    assert max(taken.peak for taken in found.values()) == found["no plan", "0"].peak
-    for (how, _), taken in found.items():
-        asked = [int(line.split()[1]) for line in taken.calls if line.startswith(ASKED)]
+    plans, steps_of = check_plans(dry_run, net, options)
+    assert max(taken.peak for taken in steps_of.values()) == steps_of["no plan", "0"].peak
+    for (how, _), taken in steps_of.items():
+        reserves = [int(line.split()[1]) for line in taken.calls if line.startswith(ASKED)]
         # An operator of a schedule has a reserve of its own in each step.
-        assert made[how].held_bytes == sum(asked) // (STEPS if how == "schedule" else 1)
-    return made
+        assert plans[how].held_bytes == sum(reserves) // (STEPS if how == "schedule" else 1)
+    return plans
 
 
 RECURRENT: dict[str, Recurrent] = {
@@ -65,7 +65,7 @@ def connected(x: Any, units: tuple[int, ...], **options: Any) -> Any:
 
 
 def ctc() -> Network:
-    """Of so many characters its probabilities are as large as its data."""
+    """Build a CTC whose probabilities are, of so many characters, as large as its data."""
     x = connected(S.Variable("data"), (64, 64, 512), flatten=False)
     # Labels are zero in a dry run, which pads where the blank is the first.
     loss = S.CTCLoss(x, S.Variable("label"), blank_label="last", name="ctc")
@@ -93,13 +93,13 @@ def samplers() -> Network:
     grid = S.GridGenerator(turned, transform_type="affine", target_shape=size)
     y = features(S.BilinearSampler(x, grid), "more", 1)
     z = S.SpatialTransformer(y, turned, size, "affine", "bilinear", name="transformer")
-    found = S.Correlation(x, z, kernel_size=1, max_displacement=4, stride1=1, stride2=2)
-    mean, variance = S.moments(found, axes=(2, 3))
+    correlation = S.Correlation(x, z, kernel_size=1, max_displacement=4, stride1=1, stride2=2)
+    mean, variance = S.moments(correlation, axes=(2, 3))
     return S.MakeLoss(mean + variance), {"data": IMAGES}
 
 
 def detector() -> Network:
-    """The head of an SSD: of 16384 anchors and 20 boxes an image MultiBoxTarget sorts all pairs."""
+    """Build the head of an SSD: MultiBoxTarget sorts pairs of 16384 anchors and 20 boxes."""
     batch, classes, size = 4, 5, 64
     x = features(S.Variable("data"), "conv", filters=64)
     anchors = S.contrib.MultiBoxPrior(x, sizes=(0.1, 0.2), ratios=(1, 2, 0.5))

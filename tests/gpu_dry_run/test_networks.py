@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import os
 import re
-from typing import Any, Callable, Iterable
+from typing import Any, Iterable
 
 import memonger
 import mxnet as mx
@@ -25,6 +25,7 @@ from memonger.solve.memory import find_wanted
 import networks
 from drawn_schedules import nested, work_of
 from planned import as_module, forward, module_plan, nodes
+from zoo import LARGE
 
 from .child import DryRun
 from .dry_run import GpuDryRun
@@ -34,39 +35,28 @@ from .steps import empty, fitting, plans, run_steps
 pytestmark = pytest.mark.gpu_dry_run
 
 FUSIONS = ("0", "1")
-NETWORKS: dict[str, Callable[[], Network]] = {
-    "example_resnet": lambda: networks.resnet((3, 4, 6, 3)),
-    "ResNet-50 v1": lambda: networks.model_zoo("resnet50_v1"),
-    "ResNet-50 v2": networks.resnet_v2,
-    "DenseNet-121": lambda: networks.model_zoo("densenet121"),
-    "Inception-v3": networks.inception_v3,
-    "MobileNetV2": networks.mobilenet_v2,
-    "U-Net": networks.unet,
-    "LSTM": lambda: networks.lstm(layers=2, steps=40, use_loss=False),
-    "transformer": lambda: networks.transformer(layers=6),
-    "highway": networks.highway,
-    "normalised input": networks.normalised_input,
-}
-#: The original's own example: about 200 BatchNorm deep, 14332 MB without a plan.
-WHOLE: dict[str, Callable[[], Network]] = {**NETWORKS, "whole example": networks.resnet}
-
-
+NETWORKS = (
+    *("resnet-3-4-6-3", "resnet50_v1", "resnet_v2", "densenet121", "inception_v3", "mobilenet_v2"),
+    *("unet", "lstm", "transformer", "highway", "normalised_input"),
+)
+#: The original's own example is about 200 BatchNorm deep, 14332 MB without a plan.
+WHOLE = "resnet-3-24-36-3"
 #: Of those that are searched for in full. The others are in tests by hand.
-SLOW = ("ResNet-50 v2", "LSTM", "transformer", "whole example")
+SLOW = ("resnet_v2", "lstm", "transformer", WHOLE)
 
 
 def short_and_long(short: Iterable[str]) -> list[Any]:
-    found = [pytest.param(name, 0.02) for name in short if name not in SLOW]
-    for name in WHOLE:
+    params = [pytest.param(name, 0.02) for name in short if name not in SLOW]
+    for name in (*NETWORKS, WHOLE):
         mark = pytest.mark.slow if name in SLOW else pytest.mark.exhaustive
-        found.append(pytest.param(name, 1.0, marks=mark))
-    return found
+        params.append(pytest.param(name, 1.0, marks=mark))
+    return params
 
 
 def check_device(
     dry_run: GpuDryRun, net: Network, plan: Any, fusions: tuple[str, ...] = FUSIONS
 ) -> None:
-    """The least MB on which the plan steps are those predicted, to 3 %; without one it does not."""
+    """Check that the plan steps on the MB predicted, to 3 %, on which no plan does not."""
     predicted = plan.device_bytes / MB
     runs = [[(plan.symbol, f, predicted * by) for by in (1.03, 1 / 1.03)] for f in fusions]
     for ways in (*runs, [(net[0], "0", predicted * 1.03)]):
@@ -79,24 +69,24 @@ def check_device(
 def test_plans_step_in_the_memory_predicted(
     gpu_dry_run: GpuDryRun, name: str, patience: float
 ) -> None:
-    net = WHOLE[name]()
+    net = LARGE[name]()
     hows = {how: {"planner": how} for how in ("smallest", "chen2016")}
-    made, found = check_plans(gpu_dry_run, net, hows, FUSIONS)
-    for (how, fusion), taken in found.items():
-        assert_moved_once(made[how].symbol, taken.calls)
-        assert bool(made[how].recomputed) == (how != "no plan")
+    plans_of, steps_of = check_plans(gpu_dry_run, net, hows, FUSIONS)
+    for (how, fusion), taken in steps_of.items():
+        assert_moved_once(plans_of[how].symbol, taken.calls)
+        assert bool(plans_of[how].recomputed) == (how != "no plan")
         # Arrays that operators share for their own use are not in the prediction.
-        assert fusion == "1" or taken.peak >= made[how].device_bytes
+        assert fusion == "1" or taken.peak >= plans_of[how].device_bytes
     # With fusion the saving is still there.
-    saved = [found["no plan", f].pool - found["smallest", f].pool for f in FUSIONS]
+    saved = [steps_of["no plan", f].pool - steps_of["smallest", f].pool for f in FUSIONS]
     assert saved[0] > 0 and saved[1] > 0.8 * saved[0]
-    assert found["smallest", "1"].peak < made["smallest"].device_bytes / 0.85
+    assert steps_of["smallest", "1"].peak < plans_of["smallest"].device_bytes / 0.85
     if patience == 1.0:
-        check_device(gpu_dry_run, net, made["smallest"], ("0",))
+        check_device(gpu_dry_run, net, plans_of["smallest"], ("0",))
 
 
 @pytest.mark.parametrize("pool", ["Naive", "Round", "Unpooled"])
-def test_blocks_of_float16(
+def test_blocks_in_float16_are_rounded_as_each_storage_manager_does(
     gpu_dry_run: GpuDryRun, pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MXNet's storage managers round them differently. BatchNorms run cuDNN's way and ours."""
@@ -117,9 +107,9 @@ def test_blocks_of_float16(
     training = training_graph(graph, find_wanted(graph, as_module(symbol, shapes)))
     blocks = replay(training, marks.read_mask(graph)).block_bytes()
     assert blocks.sum() == plan.pool_bytes
-    asked = [int(line.split()[1]) for line in taken.calls if line.startswith("cudaMalloc ")]
+    allocations = [int(line.split()[1]) for line in taken.calls if line.startswith("cudaMalloc ")]
     asked_for, expected = (
-        collections.Counter(asked),
+        collections.Counter(allocations),
         collections.Counter(round_for_gpu(blocks).tolist()),
     )
     assert not expected - asked_for
@@ -135,29 +125,31 @@ def planned(dry_run: GpuDryRun, net: Network, *settings: tuple[str, dict[str, An
     return dry_run.run(plans, *net, settings, env={"CUDASTUB_MEM_MB": "1"})
 
 
-@pytest.mark.parametrize("name, patience", short_and_long(("ResNet-50 v1", "highway")))
-def test_plans_for_a_gpu(gpu_dry_run: GpuDryRun, name: str, patience: float) -> None:
+@pytest.mark.parametrize("name, patience", short_and_long(("resnet50_v1", "highway")))
+def test_plans_for_a_gpu_take_what_is_told_with_and_without_fusion(
+    gpu_dry_run: GpuDryRun, name: str, patience: float
+) -> None:
     """Fusion leaves their copies; those of a plan for any device are fused, and it needs more."""
-    net = symbol, shapes = WHOLE[name]()
+    net = symbol, shapes = LARGE[name]()
     (plan,) = planned(gpu_dry_run, net, ("1", {"patience": patience})).emitted
     anywhere = module_plan(*net)
     assert memonger.unplan(plan.symbol).tojson() == symbol.tojson()
     assert plan.counted_bytes < 1.1 * anywhere.counted_bytes
     symbols = {"gpu": plan.symbol, "any": anywhere.symbol, "no plan": symbol}
-    found = run_steps(gpu_dry_run, symbols, shapes)
-    check_told(found, {"gpu": plan}, "1")
-    check_told(found, {"any": anywhere}, "0")
+    steps_of = run_steps(gpu_dry_run, symbols, shapes)
+    check_told(steps_of, {"gpu": plan}, "1")
+    check_told(steps_of, {"any": anywhere}, "0")
     check_device(gpu_dry_run, net, plan)
-    if name == "ResNet-50 v1":
-        check_told(found, {"gpu": plan}, "0")
-        assert min(found["gpu", fusion].peak for fusion in FUSIONS) >= plan.device_bytes
-        assert found["any", "1"].peak > 1.03 * anywhere.device_bytes
+    if name == "resnet50_v1":
+        check_told(steps_of, {"gpu": plan}, "0")
+        assert min(steps_of["gpu", fusion].peak for fusion in FUSIONS) >= plan.device_bytes
+        assert steps_of["any", "1"].peak > 1.03 * anywhere.device_bytes
     if name == "highway":
-        assert found["no plan", "0"].pool != found["no plan", "1"].pool
+        assert steps_of["no plan", "0"].pool != steps_of["no plan", "1"].pool
 
 
 def wavenet() -> Network:
-    """Gated convolutions whose results are added up: a sum that is fused holds all its terms."""
+    """Build gated convolutions whose results are added up: a fused sum holds all its terms."""
     S, length = mx.sym, 2048
     x = S.Convolution(S.Variable("data"), num_filter=32, kernel=(1,), name="first")
     total = None
@@ -179,21 +171,21 @@ FUSED = {"wavenet": wavenet, "U-Net": lambda: networks.unet(8, 112, 16, depth=3)
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_fusion_is_told(gpu_dry_run: GpuDryRun, name: str) -> None:
+def test_what_fusion_takes_more_is_told(gpu_dry_run: GpuDryRun, name: str) -> None:
     """What a plan takes with and without it; and where it takes more memory, that is said."""
     net = FUSED[name]()
     ways = {"fused": ("1", True), "without copies": ("1", False), "unfused": ("0", True)}
     settings = [(f, {"patience": 0.05, "kept_copies": copies}) for f, copies in ways.values()]
     result = planned(gpu_dry_run, net, *settings)
-    made = dict(zip(ways, result.emitted))
-    found = run_steps(gpu_dry_run, {how: plan.symbol for how, plan in made.items()}, net[1])
+    plans_of = dict(zip(ways, result.emitted))
+    steps_of = run_steps(gpu_dry_run, {how: plan.symbol for how, plan in plans_of.items()}, net[1])
     for how, (fusion, _) in ways.items():
-        check_told(found, {how: made[how]}, fusion)
+        check_told(steps_of, {how: plans_of[how]}, fusion)
     said = [line for line in result.stderr.splitlines() if "pointwise fusion" in line]
     for line in said:
         assert "MXNET_USE_FUSION=0" in line and "how='schedule'" in line
     costs = [float(re.findall(r"with it ([\d.]+) MB", line)[0]) for line in said]
-    fused, without_copies, unfused = (plan.counted_bytes for plan in made.values())
+    fused, without_copies, unfused = (plan.counted_bytes for plan in plans_of.values())
     if name == "wavenet":
         assert unfused < 0.8 * without_copies  # the sum holds all its terms
         assert fused < 1.1 * unfused  # but where it is kept apart from fusion
@@ -217,7 +209,7 @@ def test_a_leaky_relu_that_fusion_cannot_read(gpu_dry_run: GpuDryRun) -> None:
 
 
 def fit(dry: DryRun, ways: Any, shapes: Any) -> None:
-    """Module.fit on two GPUs of so many MB, then another batch size, score and predict."""
+    """Call Module.fit on two GPUs of so many MB, then another batch size, score and predict."""
     for name, symbol, fusion, mb in ways:
         os.environ["MXNET_USE_FUSION"] = fusion
         dry.resize(mb)
@@ -247,7 +239,7 @@ def fit(dry: DryRun, ways: Any, shapes: Any) -> None:
         empty(2)
 
 
-def test_fit_on_two_devices(gpu_dry_run: GpuDryRun) -> None:
+def test_a_plan_trains_on_two_devices_that_are_too_small_without(gpu_dry_run: GpuDryRun) -> None:
     """With a plan it fits, partial batch, score and predict included, where it does not without."""
     symbol, shapes = networks.resnet((2, 2, 2, 2), batch=32, image=128, filters=32)
     plan = module_plan(symbol, shapes, devices=2)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.gpu_dry_run
 
 
 def every_operator(dry: DryRun, names: list[str]) -> None:
-    """Each case alone and with its neighbours, unmarked first; emits (case, stage) as it goes."""
+    """Train each case alone and with its neighbours, unmarked first; emit (case, stage)."""
 
     def train(symbol: Any) -> None:
         step(symbol.simple_bind(mx.gpu(0), grad_req="write", **cases.SMALL_SHAPES))
@@ -74,15 +74,15 @@ NETWORKS, ADD = 300, "elemwise_add"
 
 
 def of_mxnet(text: str) -> list[Any]:
-    """The operators of a bound graph, in order, and which outputs of theirs each reads."""
+    """Return the operators of a bound graph, in order, and which outputs of theirs each reads."""
     nodes = [node for node in read_debug_str(text)[1] if "Helper" not in node["op"]]
     return [(node["op"], [str(output) for _, output in node["inputs"]]) for node in nodes]
 
 
-def of_replay(found: Any) -> list[Any]:
-    arrays, ops = found.training.arrays, found.training.ops
+def of_replay(replayed: Any) -> list[Any]:
+    arrays, ops = replayed.training.arrays, replayed.training.ops
     reads = np.split(arrays.read_output.astype(str), arrays.read_start[1:-1])
-    return [(ops[row], list(reads[row])) for row in found.order if ops[row] != "null"]
+    return [(ops[row], list(reads[row])) for row in replayed.order if ops[row] != "null"]
 
 
 def random_plans(dry: DryRun, networks: int, device: str) -> Any:
@@ -90,14 +90,14 @@ def random_plans(dry: DryRun, networks: int, device: str) -> Any:
     count: dict[str, int] = collections.Counter()
 
     def binds(symbol: Any, graph: Any) -> Any:
-        found = None
+        executor = None
         for fusion in ("1",) if device == "gpu" else ("0", "1"):
             os.environ["MXNET_USE_FUSION"] = fusion
             try:
-                found = bind(symbol, graph, mx.gpu(0))
+                executor = bind(symbol, graph, mx.gpu(0))
             except memonger.MemongerError:
                 return None
-        return found
+        return executor
 
     @seed(1)
     @settings(
@@ -144,12 +144,12 @@ def random_plans(dry: DryRun, networks: int, device: str) -> Any:
         }
         training = settled.trainings[0]
         if device == "gpu" and copies == settled_copies and not training.inexact:
-            found, plain = replay_fused(training, full), replay(training, full)
-            assert of_replay(found) == of_mxnet(bound.debug_str()), which
-            assert found.pool_bytes // 2**20 == read_planned_mb(bound), which
+            fused, plain = replay_fused(training, full), replay(training, full)
+            assert of_replay(fused) == of_mxnet(bound.debug_str()), which
+            assert fused.pool_bytes // 2**20 == read_planned_mb(bound), which
             counted["replayed"] = True
-            counted["fused"] = "_FusedOp" in found.training.ops
-            counted["other memory"] = found.pool_bytes != plain.pool_bytes
+            counted["fused"] = "_FusedOp" in fused.training.ops
+            counted["other memory"] = fused.pool_bytes != plain.pool_bytes
         count.update({name: int(bool(value)) for name, value in counted.items()})
 
     try_one()

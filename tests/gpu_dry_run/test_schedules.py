@@ -18,7 +18,7 @@ from memonger.schedules.training_step import OURS
 
 import networks
 from drawn_schedules import everything, nested, work_of
-from more_networks import Recurrent, unrolled
+from zoo import Recurrent, unrolled
 
 from .child import DryRun
 from .dry_run import GpuDryRun
@@ -92,8 +92,8 @@ def test_schedules_step_in_the_memory_predicted(gpu_dry_run: GpuDryRun, name: st
     nodes = work.training.graph.nodes
     norms = [x for x, node in enumerate(nodes) if node.op == "BatchNorm"]
     dropouts = [x for x, node in enumerate(nodes) if node.op == "Dropout"]
-    found = run_steps(gpu_dry_run, {"no plan": symbol, **symbols}, shapes, types=types)
-    for (how, fusion), taken in found.items():
+    steps_of = run_steps(gpu_dry_run, {"no plan": symbol, **symbols}, shapes, types=types)
+    for (how, fusion), taken in steps_of.items():
         moved = moves(taken.calls)
         means = [address for state, address in taken.states.items() if state.endswith("_mean")]
         # Those of the network once in each step; those of ours may move as they like.
@@ -152,7 +152,7 @@ def test_memory_is_given_back(gpu_dry_run: GpuDryRun) -> None:
 
 
 def buckets(dry: DryRun, symbols: Any, batch: int, lengths: Any) -> list[int]:
-    """BucketingModule: the memory held after a step of each length, the longest first."""
+    """Train a BucketingModule; return the memory held after each length, the longest first."""
 
     def network(length: int) -> Any:
         return symbols[length], ["data"], ["softmax_label"]
@@ -166,8 +166,8 @@ def buckets(dry: DryRun, symbols: Any, batch: int, lengths: Any) -> list[int]:
             module.bind(*described)
             module.init_params()
             module.init_optimizer(optimizer_params={"momentum": 0.0})
-        given = {"provide_data": described[0], "provide_label": described[1]}
-        module.forward_backward(mx.io.DataBatch([data], [data], bucket_key=length, **given))
+        descriptions = {"provide_data": described[0], "provide_label": described[1]}
+        module.forward_backward(mx.io.DataBatch([data], [data], bucket_key=length, **descriptions))
         module.update()
         mx.nd.waitall()
         held.append(dry.used_bytes())

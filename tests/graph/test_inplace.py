@@ -150,8 +150,8 @@ class Case(NamedTuple):
 
 def read_table() -> Iterator[tuple[str, Case]]:
     for entry in TABLE.strip().replace("\n  ", " ").replace("; ", "\n").splitlines():
-        given, operators = entry.split(":")
-        words = [word.partition("=") for word in given.split()]
+        inputs, operators = entry.split(":")
+        words = [word.partition("=") for word in inputs.split()]
         shapes = [
             None if w == "-" else SHAPES.get(w) or tuple(map(int, w.split("x")))
             for w, equals, _ in words
@@ -191,7 +191,7 @@ def elements(shape: Shape | None) -> int:
 
 
 def build(c: Case, variant: str) -> Any:
-    """Input(s) -> _mul_scalar -> the operator -> _mul_scalar for each output."""
+    """Build input(s) -> _mul_scalar -> the operator -> _mul_scalar for each output."""
     nodes: list[dict[str, Any]] = []
 
     def emit(op: str, name: str, *inputs: Pair, **attrs: str) -> Pair:
@@ -203,12 +203,12 @@ def build(c: Case, variant: str) -> Any:
         return emit("_mul_scalar", name, source, scalar="2")
 
     large = [i for i, shape in enumerate(c.shapes) if elements(shape) >= LARGE]
-    made = large[:1] if "first" in variant else large[-1:] if "last" in variant else large
+    computed = large[:1] if "first" in variant else large[-1:] if "last" in variant else large
     inputs: dict[int, Pair] = {}
     for i, shape in reversed(list(enumerate(c.shapes))):
         chained = "chained" in variant and i in large and shape == (*c.shapes, None)[i + 1]
         source = inputs[i + 1] if chained else emit("null", f"x{i}")
-        inputs[i] = doubled(f"from{i}", source) if i in made else source
+        inputs[i] = doubled(f"from{i}", source) if i in computed else source
     index, _ = emit(c.op, "f", *(inputs[i] for i in range(len(c.shapes))), **c.attrs)
     internals = load_nodes(nodes, [[index, 0, 0]]).get_internals().list_outputs()
     outputs = [(index, k) for k in range(sum(name.startswith("f_") for name in internals))]
@@ -231,18 +231,18 @@ def build(c: Case, variant: str) -> Any:
 
 
 def graph_of(c: Case, variant: str) -> tuple[Any, dict[str, Shape], ForwardGraph, list[int]]:
-    """The symbol, its shapes, its graph, and the arguments that get a gradient."""
+    """Return the symbol, its shapes, its graph, and the arguments that get a gradient."""
     symbol = build(c, variant)
     names = symbol.list_arguments()
-    known = {f"x{i}": shape for i, shape in enumerate(c.shapes)}
-    shapes = {name: shape for name, shape in known.items() if shape and name in names}
+    shapes_of_inputs = {f"x{i}": shape for i, shape in enumerate(c.shapes)}
+    shapes = {name: shape for name, shape in shapes_of_inputs.items() if shape and name in names}
     graph = forward(symbol, shapes, {name: "float32" for name in names if name[0] == "x"})
     wanted = [a for a in graph.arguments if elements(graph.tensors[a][0].shape) >= LARGE]
     return symbol, shapes, graph, (wanted or list(graph.arguments)) if "train" in variant else []
 
 
 def trainings(c: Case) -> Iterator[tuple[Any, TrainingGraph]]:
-    """All variants; an operator without gradient has only those of the forward graph."""
+    """Yield all variants; an operator without gradient has only those of the forward graph."""
     for variant in VARIANTS:
         symbol, _, graph, wanted = graph_of(c, variant)
         try:
@@ -261,7 +261,7 @@ def pool(training: TrainingGraph) -> int:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_total(name: str) -> None:
+def test_the_pool_is_that_of_mxnet_in_all_small_graphs_of_an_operator(name: str) -> None:
     with environment(MXNET_SUBGRAPH_BACKEND="NONE"):
         for symbol, training in trainings(CASES[name]):
             executor = bind(symbol, training.graph, mx.cpu(), training.wanted)
@@ -282,7 +282,7 @@ def test_every_entry_is_as_logged() -> None:
         assert log_of(plan) == nodes, name
 
 
-def test_pairs_that_no_total_shows() -> None:
+def test_pairs_that_no_total_shows_are_in_the_table() -> None:
     """In every graph here another pair of the operator takes their place."""
     of_one = "cbrt erfinv log_softmax relu rpower_scalar sigmoid softmax softmin sqrt tan tanh"
     for op in of_one.split():
@@ -291,6 +291,6 @@ def test_pairs_that_no_total_shows() -> None:
         assert inplace_options(op, {}, 1) == ((0, 0, False), (0, 1, False)), op
 
 
-def test_unlisted() -> None:
+def test_operators_that_are_in_no_table_have_no_options() -> None:
     assert inplace_options("sgd_mom_update", {}, 3) is None
     assert inplace_options("_foreach", {}, 3) is None

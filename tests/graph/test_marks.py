@@ -18,7 +18,7 @@ from memonger.planners.marks.copies import copyable, settle
 from memonger.support.cache import forget
 
 import networks
-from more_networks import OUTPUTS
+from zoo import OUTPUTS
 from planned import as_module, assert_alike, every_cut, forward, marked, nodes, rules_of
 
 pytestmark = pytest.mark.python_differs
@@ -28,7 +28,7 @@ SHAPES = {"data": (256, 512)}
 
 
 def net(**first: Any) -> Any:
-    """Eight layers; the first node carries the attributes ``first``."""
+    """Build eight layers; the first node carries the attributes ``first``."""
     x = S.FullyConnected(S.Variable("data"), num_hidden=512, name="fc", attr=first)
     for i in range(8):
         x = S.Activation(S.BatchNorm(x * 2, name=f"bn{i}"), act_type="tanh")
@@ -49,12 +49,12 @@ def test_what_stays_and_what_comes_off_again(first: Any, copies: bool) -> None:
         ]
     for kind in ("arguments", "auxiliary_states", "outputs"):
         assert getattr(planned, "list_" + kind)() == getattr(symbol, "list_" + kind)()
-    for each in (planned, mx.sym.load_json(planned.tojson()), symbol):
-        assert memonger.unplan(each).tojson() == before
+    for network in (planned, mx.sym.load_json(planned.tojson()), symbol):
+        assert memonger.unplan(network).tojson() == before
 
 
 @pytest.mark.parametrize("outputs", OUTPUTS)
-def test_outputs_that_are_one(outputs: str) -> None:
+def test_outputs_that_are_one_train_to_the_same_bits(outputs: str) -> None:
     symbol, shapes = OUTPUTS[outputs]()
     rules = rules_of(symbol, shapes)
     planned = marks.apply(symbol, rules.apply(rules.allowed))
@@ -121,7 +121,7 @@ def test_sparse_gradients_train_as_well() -> None:
     assert memonger.check(symbol, planned, shapes)
 
 
-def test_single_tensor_cuts() -> None:
+def test_single_tensor_cuts_are_where_one_tensor_is_alive() -> None:
     symbol, shapes = networks.resnet((1, 1, 1, 1), batch=2, image=32, filters=4)
     graph = forward(symbol, shapes)
     cuts = {graph.nodes[i].name for i in single_tensor_cuts(graph)}
@@ -130,7 +130,7 @@ def test_single_tensor_cuts() -> None:
 
 
 @pytest.mark.parametrize("label", ["True", "7"])
-def test_marks_however_they_are_set(label: str) -> None:
+def test_marks_of_an_attribute_a_scope_or_a_call_are_the_same(label: str) -> None:
     mark = {"mirror_stage": label}
 
     def sigmoid(x: Any, way: str) -> Any:
@@ -155,7 +155,7 @@ def test_marks_however_they_are_set(label: str) -> None:
     assert marked(planned, "False") == kept
 
 
-def test_shapes_in_every_form() -> None:
+def test_shapes_may_be_a_dict_pairs_or_descriptions() -> None:
     desc = [mx.io.DataDesc("data", SHAPES["data"])]
     label = [("out_label", (256, 512))]
     forms: list[Any] = [SHAPES, desc, desc + label, (desc, label), (desc, None)]
@@ -203,7 +203,7 @@ def test_a_node_that_no_plan_has_put_in() -> None:
 
 
 def gate() -> Any:
-    """A product of two results, which pointwise fusion would take."""
+    """Return a product of two results, which pointwise fusion would take."""
     x = S.Variable("data")
     a = S.FullyConnected(x, num_hidden=64, name="a")
     b = S.FullyConnected(x, num_hidden=64, name="b")
@@ -228,11 +228,11 @@ def test_a_tie_keeps_the_rules_content() -> None:
         assert plan.mask[product] == bool(plan.copies) == recomputed
 
 
-def test_names_that_are_taken() -> None:
+def test_copies_avoid_names_that_are_taken() -> None:
     names = ["x", "x_keep", "y", "y_tie_keep"]
-    found = insert(names, [KeptCopy(0), KeptCopy(2, "float32")]).behind
-    assert [name for name, *_ in found[0]] == ["x_1_keep"]
-    assert [name for name, *_ in found[2]] == ["y_one_keep", "y_tie_1_keep", "y_keep"]
+    behind = insert(names, [KeptCopy(0), KeptCopy(2, "float32")]).behind
+    assert [name for name, *_ in behind[0]] == ["x_1_keep"]
+    assert [name for name, *_ in behind[2]] == ["y_one_keep", "y_tie_1_keep", "y_keep"]
 
 
 def test_only_plans_for_fusion_alone_have_unfused_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_only_plans_for_fusion_alone_have_unfused_copies(monkeypatch: pytest.Mon
 
 
 def rnn() -> tuple[Any, Any]:
-    """Its states begin as zeros of a batch that MXNet infers from what they are added to."""
+    """Build cells whose states begin as zeros of a batch that MXNet infers."""
     steps, _ = mx.rnn.LSTMCell(8, prefix="").unroll(3, S.Variable("data"), merge_outputs=True)
     net = S.LinearRegressionOutput(S.FullyConnected(steps, num_hidden=2), name="out")
     return net, {"data": (4, 3, 5)}
@@ -270,7 +270,6 @@ def test_unfused_copies_leave_shapes_to_be_inferred() -> None:
 
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_copies_that_keep_a_sum_apart_change_no_bit(recomputed: bool) -> None:
-    """They stay in a plan, whether the sum is computed again or not."""
     x, total = S.Variable("data"), None
     for k in range(4):
         x = S.tanh(S.FullyConnected(x, num_hidden=8, name=f"fc{k}"))
@@ -290,7 +289,7 @@ def test_copies_that_keep_a_sum_apart_change_no_bit(recomputed: bool) -> None:
     assert memonger.unplan(planned).tojson() == net.tojson()
 
 
-def test_float64_ties() -> None:
+def test_ties_in_float64_change_no_bit() -> None:
     symbol, shapes, types = gate(), {"data": (4, 8)}, {"data": "float64"}
     mask = np.array([n.op == "elemwise_mul" for n in forward(symbol, shapes, types).nodes])
     product = int(mask.argmax())

@@ -40,7 +40,7 @@ def check(symbol: Any, planned: Any, shapes: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_alone_between_kept_neighbours(name: str) -> None:
+def test_an_operator_recomputed_alone_changes_no_bit(name: str) -> None:
     """What the rules leave of "recompute just this" changes nothing, whoever reads its output."""
     symbol = small_net(CASES[name])
     plans = set()  # for any device and for the CPU; often the same
@@ -57,7 +57,7 @@ def test_alone_between_kept_neighbours(name: str) -> None:
 
 @pytest.mark.parametrize("every", [2, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(set(CASES) - {"foreach"}))
-def test_inside_a_planned_network(name: str, every: int) -> None:
+def test_an_operator_in_a_planned_network_changes_no_bit(name: str, every: int) -> None:
     """Every second operator is kept, or every fifth."""
     symbol = planned_net(CASES[name])
     rules = rules_of(symbol, PLANNED_SHAPES)
@@ -69,9 +69,9 @@ def test_inside_a_planned_network(name: str, every: int) -> None:
     check(symbol, planned, PLANNED_SHAPES)
 
 
-def test_foreach_inside_a_planned_network() -> None:
+def test_foreach_in_a_planned_network_changes_no_bit() -> None:
     # In the threaded engine MKLDNN may change the layout of an array while the loop reads it.
-    call = "t.test_inside_a_planned_network('foreach', {})"
+    call = "t.test_an_operator_in_a_planned_network_changes_no_bit('foreach', {})"
     code = "; ".join(["import test_operators as t", call.format(2), call.format(5)])
     run_code(code, MXNET_ENGINE_TYPE="NaiveEngine")
 
@@ -88,18 +88,18 @@ def test_operators_that_must_run_once_are_kept(name: str) -> None:
 
 
 def tolerant_cases() -> list[Any]:
-    found = []
+    params = []
     for name, case in CASES.items():
         symbol = small_net(case)
         names = set(inner(symbol))
         for node in forward(symbol, SMALL_SHAPES).nodes:
             if node.name in names and tolerates_unread(node.op, node.attrs, ["float32"], ON_CPU):
-                found.append(pytest.param(name, node.name, id=f"{name}-{node.name}"))
-    return found
+                params.append(pytest.param(name, node.name, id=f"{name}-{node.name}"))
+    return params
 
 
 @pytest.mark.parametrize("name, node", tolerant_cases())
-def test_tolerates_that_nobody_reads_it(name: str, node: str) -> None:
+def test_an_operator_that_tolerates_to_be_unread_changes_no_bit(name: str, node: str) -> None:
     """Marked alone and without rules; another batch first, whose leavings would show."""
     symbol = small_net(CASES[name])
     check(symbol, with_marks(symbol, [node]), SMALL_SHAPES)
@@ -127,19 +127,21 @@ UNOBSERVED = {
 @pytest.mark.slow
 def test_what_cannot_be_observed_of_all_operators() -> None:
     """All others that are tried are observed, or MXNet says that they have no gradient."""
-    found, _ = elsewhere(verdicts)
-    known = {op: words for words, ops in UNOBSERVED.items() for op in ops.split()}
-    unobserved = {op for op, said in found.items() if said.startswith("MXNet cannot")}
-    assert unobserved == known.keys()
-    assert all(words in found[op] for op, words in known.items())
-    verdict = collections.Counter(found.values())
+    verdict_of, _ = elsewhere(verdicts)
+    words_of = {op: words for words, ops in UNOBSERVED.items() for op in ops.split()}
+    unobserved = {op for op, said in verdict_of.items() if said.startswith("MXNet cannot")}
+    assert unobserved == words_of.keys()
+    assert all(words in verdict_of[op] for op, words in words_of.items())
+    verdict = collections.Counter(verdict_of.values())
     assert verdict["observed"] > 400 and verdict["not tried"] < 150
 
 
 def test_what_is_computed_on_gpus_alone_is_refused_by_schedules() -> None:
     """Its gradient cannot be observed without one."""
-    told = r"'fft0' \(_contrib_fft\) cannot be part of a schedule: .*only available for GPU.*marks"
-    with mx.name.NameManager(), pytest.raises(memonger.MemongerError, match=told):
+    message = (
+        r"'fft0' \(_contrib_fft\) cannot be part of a schedule: .*only available for GPU.*marks"
+    )
+    with mx.name.NameManager(), pytest.raises(memonger.MemongerError, match=message):
         x = mx.sym.contrib.fft(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4))
         work_of(mx.sym.MakeLoss(x), {"data": (4, 4)})
 

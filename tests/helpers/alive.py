@@ -18,7 +18,7 @@ class Block:
 
 
 def walked(step: TrainingStep) -> dict[tuple[int, int], Block]:
-    """The block of each tensor, (row, output)."""
+    """Return the block of each tensor, (row, output)."""
     views = not step.parts.mkldnn
     rows, signatures = step.nodes.all, step.signatures
     readers: dict[tuple[int, int], set[Any]] = {}
@@ -28,52 +28,56 @@ def walked(step: TrainingStep) -> dict[tuple[int, int], Block]:
                 readers.setdefault(entry, set()).add((row, k))
     for head, entry in enumerate(step.heads):
         readers.setdefault(entry, set()).add(head)
-    found: dict[tuple[int, int], Block] = {}
-    for row, (node, made) in enumerate(zip(rows, signatures)):
-        if made.op == "null":
+    blocks: dict[tuple[int, int], Block] = {}
+    for row, (node, signature) in enumerate(zip(rows, signatures)):
+        if signature.op == "null":
             continue
-        for k, output, identity in made.options:
+        for k, output, identity in signature.options:
             source, out = node.reads[k], (row, output)
-            if source not in found or out in found or out not in readers:
+            if source not in blocks or out in blocks or out not in readers:
                 continue
-            block, old, new = found[source], step.tensor(source), step.tensor(out)
+            block, old, new = blocks[source], step.tensor(source), step.tensor(out)
             alike = old.dtype == new.dtype and old.elements == new.elements
             alone = block.waiting == {(row, k)}
             if alike and (views or old.shape == new.shape) and (identity or alone):
                 block.waiting |= readers[out]
-                found[out] = block
-        for output, tensor in enumerate(made.tensors):
-            if (row, output) not in found:
-                found[row, output] = Block(row, tensor.nbytes)
-                found[row, output].waiting |= readers.get((row, output), set())
-        here = [found[e] for k, e in enumerate(node.reads) if e in found and k not in made.ignored]
-        here += [found[row, output] for output in range(len(made.tensors))]
+                blocks[out] = block
+        for output, tensor in enumerate(signature.tensors):
+            if (row, output) not in blocks:
+                blocks[row, output] = Block(row, tensor.nbytes)
+                blocks[row, output].waiting |= readers.get((row, output), set())
+        here = [
+            blocks[e]
+            for k, e in enumerate(node.reads)
+            if e in blocks and k not in signature.ignored
+        ]
+        here += [blocks[row, output] for output in range(len(signature.tensors))]
         for block in here:
             block.waiting -= {(row, k) for k in range(len(node.reads))}
             block.stop = row
-    for block in found.values():
+    for block in blocks.values():
         block.stop = len(rows) - 1 if block.waiting else block.stop
-    return found
+    return blocks
 
 
 def check_memory(step: TrainingStep) -> int:
     """Compare the blocks of a step, and where they lie, with a walk; the most bytes alive."""
-    found, blocks, outputs = walked(step), step.alive, step.arrays.outputs
+    walked_blocks, blocks, outputs = walked(step), step.alive, step.arrays.outputs
     forward = int(np.flatnonzero(step.rows.time == 0)[-1])
-    given = {id(found[head]) for head in step.heads[:outputs] if head in found}
+    of_caller = {id(walked_blocks[head]) for head in step.heads[:outputs] if head in walked_blocks}
     for head in step.heads[outputs:]:  # a gradient's array is left alone in the forward pass
-        if head in found and found[head].row > forward:
-            given.add(id(found[head]))
+        if head in walked_blocks and walked_blocks[head].row > forward:
+            of_caller.add(id(walked_blocks[head]))
     number: dict[int, int] = {}
-    for entry, block in found.items():
+    for entry, block in walked_blocks.items():
         k = number.setdefault(id(block), step.block(entry))
-        told = blocks.start[k], blocks.stop[k], blocks.nbytes[k], blocks.of_caller[k]
+        predicted = blocks.start[k], blocks.stop[k], blocks.nbytes[k], blocks.of_caller[k]
         assert k == step.block(entry)
-        assert told == (block.row, block.stop, block.nbytes, id(block) in given), entry
+        assert predicted == (block.row, block.stop, block.nbytes, id(block) in of_caller), entry
     assert len(number) == len({*number.values()}) == len(blocks.start)
     starts, ends = np.zeros((2, len(step.rows.source)), dtype=np.int64)
-    for block in {id(block): block for block in found.values()}.values():
-        if id(block) not in given:
+    for block in {id(block): block for block in walked_blocks.values()}.values():
+        if id(block) not in of_caller:
             starts[block.row] += block.nbytes
             ends[block.stop] += block.nbytes
     most = live = 0
@@ -86,7 +90,7 @@ def check_memory(step: TrainingStep) -> int:
 
 
 def check_placement(step: TrainingStep) -> None:
-    """No two blocks of the arena overlap that are alive at the same time."""
+    """Check that no two blocks of the arena overlap that are alive at the same time."""
     blocks, placement = step.alive, step.placement
     ours = np.flatnonzero(~blocks.of_caller)
     start, stop, nbytes = blocks.start[ours], blocks.stop[ours], blocks.nbytes[ours]

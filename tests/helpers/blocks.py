@@ -9,12 +9,11 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import nn
 
+from modules import seed
+from planned import HOWS as planned_hows
+
 #: How a block is prepared, in place of ``net.hybridize()``: by plans that recompute.
-HOWS: dict[str, dict[str, Any]] = {
-    "marks": {},
-    "schedule": {"how": "schedule", "work": 2.0},
-    "budget": {"budget": "80%"},
-}
+HOWS: dict[str, dict[str, Any]] = {**planned_hows, "budget": {"budget": "80%"}}
 PATIENCE = 0.05
 LAYERS = 5  # of `layers`, and one more
 OPERATORS = 4 * LAYERS + 1
@@ -25,7 +24,7 @@ LOSS = mx.gluon.loss.SoftmaxCrossEntropyLoss()
 
 
 def layers(prefix: str, out: int = 10, drop: float = 0.2) -> Any:
-    """Not initialized, to be a part of a block."""
+    """Build layers that are not initialized, to be a part of a block."""
     net = nn.HybridSequential(prefix=prefix)
     with net.name_scope():
         for _ in range(LAYERS):
@@ -95,11 +94,13 @@ class Attention(nn.HybridBlock):
     def hybrid_forward(self, F: Any, x: Any, lengths: Any) -> Any:  # x: (batch, words, units)
         packed = F.transpose(self.project(x), (1, 0, 2))
         scores = F.contrib.interleaved_matmul_selfatt_qk(packed, heads=self.heads)
-        each = F.repeat(lengths, repeats=self.heads)
+        lengths_of_heads = F.repeat(lengths, repeats=self.heads)
         weights = self.drop(
             F.softmax(
                 scores,
-                each.expand_dims(1).broadcast_like(scores, lhs_axes=(1,), rhs_axes=(1,)),
+                lengths_of_heads.expand_dims(1).broadcast_like(
+                    scores, lhs_axes=(1,), rhs_axes=(1,)
+                ),
                 use_length=True,
                 axis=-1,
             )
@@ -142,7 +143,7 @@ def images(number: int, size: int = 8) -> tuple[Any, Any]:
 def trainer(
     *nets: Any, optimizer: str = "sgd", store: dict[str, Any] | None = None, **options: Any
 ) -> Any:
-    """With the options of the optimizer, and those of its kvstore."""
+    """Make a trainer with the options of the optimizer, and those of its kvstore."""
     parameters = mx.gluon.ParameterDict()
     for net in nets:
         parameters.update(net.collect_params())
@@ -159,36 +160,31 @@ def step(net: Any, training: Any, x: Any, y: Any) -> Any:
 
 
 def left_in(*nets: Any) -> Arrays:
-    """Parameters, gradients and running statistics on all devices."""
+    """Return parameters, gradients and running statistics on all devices."""
     mx.nd.waitall()
-    found = {}
+    arrays = {}
     for net in nets:
         for name, parameter in net.collect_params().items():
             for ctx in parameter.list_ctx():
-                found[f"{name} {ctx}"] = parameter.data(ctx).asnumpy()
+                arrays[f"{name} {ctx}"] = parameter.data(ctx).asnumpy()
                 if parameter.grad_req != "null":
-                    found[f"{name} {ctx} grad"] = parameter.grad(ctx).asnumpy()
-    return found
-
-
-def seed() -> None:
-    mx.random.seed(3)
-    np.random.seed(3)
+                    arrays[f"{name} {ctx} grad"] = parameter.grad(ctx).asnumpy()
+    return arrays
 
 
 def different(one: Arrays, other: Arrays) -> list[str]:
-    """Names of the arrays that differ in a bit."""
+    """Return names of the arrays that differ in a bit."""
     assert one and one.keys() == other.keys()
     return [n for n in one if np.asarray(one[n]).tobytes() != np.asarray(other[n]).tobytes()]
 
 
 def planned(net: Any, shapes: Any = None, **options: Any) -> Any:
-    """A block with a plan from a short search."""
+    """Return a block with a plan from a short search."""
     return memonger.gluon.plan(net, shapes, patience=PATIENCE, **options)
 
 
 def taught(net: Any, steps: int = 3) -> Any:
-    """After some steps from the same seed."""
+    """Train some steps from the same seed; return what is left."""
     seed()
     training = trainer(net)
     for k in range(steps):

@@ -11,10 +11,10 @@ SIZES = {"desktop": (1240, 900), "phone": (390, 844)}
 
 
 def opened(driver: Any, page: Path, size: str = "desktop", scheme: str = "light") -> Any:
-    """A browser with this page drawn, in which nothing was wrong."""
+    """Return a browser with this page drawn, in which nothing was wrong."""
     width, height = SIZES[size]
-    about = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", about)
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     driver.get(page.as_uri())
@@ -57,7 +57,7 @@ def press(driver: Any, css: str) -> None:
 
 
 def mouse(driver: Any, css: str, x: float, y: float) -> Any:
-    """The mouse, moved to a place in an element, told as shares of it."""
+    """Return the mouse, moved to a place in an element, told as shares of it."""
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.by import By
 
@@ -71,7 +71,7 @@ def mouse(driver: Any, css: str, x: float, y: float) -> Any:
 
 
 def point(driver: Any, plot: str, x: float, y: float) -> Any:
-    """The mouse, moved to a point of a picture, which it sees: before it does no click counts."""
+    """Return the mouse, moved to a point of a picture, without which no click counts."""
     place = (
         "const {xaxis: x, yaxis: y} = document.getElementById(arguments[0])._fullLayout;"
         "return [x.d2p(arguments[1]) / x._length, y.d2p(arguments[2]) / y._length]"
@@ -80,14 +80,14 @@ def point(driver: Any, plot: str, x: float, y: float) -> Any:
 
 
 def brightness(driver: Any, css: str, what: str) -> float:
-    """The brightness of a colour of an element, from 0 to 255."""
-    asked = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
-    colour = driver.execute_script(asked, css, what)
+    """Return the brightness of a colour of an element, from 0 to 255."""
+    style = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+    colour = driver.execute_script(style, css, what)
     return sum(map(float, re.findall(r"[\d.]+", colour)[:3])) / 3
 
 
 def inks(driver: Any) -> list[float]:
-    """The brightness of what is written, on the page and in its pictures."""
+    """Return the brightness of what is written, on the page and in its pictures."""
     pictures = "#planned-plot .xtick text", "#frontier-plot .legendtext"
     written = [brightness(driver, css, "color") for css in ("h1", "td.name")]
     return written + [brightness(driver, css, "fill") for css in pictures]

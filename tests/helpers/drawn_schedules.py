@@ -14,7 +14,7 @@ from planned import forward
 def work_of(
     symbol: Any, shapes: Any, wanted: Iterable[str] | None = None, type_dict: Any = None
 ) -> Workload:
-    """What there is to schedule, by default with gradients of the parameters."""
+    """Return what there is to schedule, by default with gradients of the parameters."""
     graph = forward(symbol, shapes, type_dict)
     names = [node.name for node in graph.nodes]
     chosen = {names[a] for a in graph.arguments} - set(shapes) if wanted is None else set(wanted)
@@ -22,7 +22,7 @@ def work_of(
 
 
 def nested(work: Workload, levels: int, seed: int, share: float = 0.5) -> Schedule:
-    """A random schedule that recomputes recursively.
+    """Draw a schedule that recomputes recursively.
 
     The gradients are cut into stretches, more of them with more levels; at the start of each,
     results are dropped at random, and what a gradient misses is computed again.
@@ -33,12 +33,12 @@ def nested(work: Workload, levels: int, seed: int, share: float = 0.5) -> Schedu
 
 
 def everything(work: Workload) -> Schedule:
-    """The schedule that keeps nothing: all that a gradient reads is computed anew for it."""
+    """Return the schedule that keeps nothing: all that a gradient reads is computed anew for it."""
     return _dropping(work, lambda k: True)
 
 
 def _dropping(work: Workload, dropped: Callable[[int], Any]) -> Schedule:
-    """Before each gradient let these results go, if their operators may run again."""
+    """Let these results go before each gradient, if their operators may run again."""
     operations: list[int] = list(work.operators)
     gone, may = np.zeros((2, len(work.once)), dtype=np.bool_)
     may[operations] = True
@@ -51,7 +51,7 @@ def _dropping(work: Workload, dropped: Callable[[int], Any]) -> Schedule:
 
 
 def of_marks(work: Workload, mask: np.ndarray) -> Schedule:
-    """The schedule that does as MXNet does with these operators (bool) marked.
+    """Return the schedule that does as MXNet does with these operators (bool) marked.
 
     The gradient of a marked operator runs what it reads of what has not been computed again; that
     of a kept operator runs nothing.
@@ -68,14 +68,14 @@ def of_marks(work: Workload, mask: np.ndarray) -> Schedule:
 
 def run_again(work: Workload, wanted: Iterable[int], missing: np.ndarray, order: list[int]) -> None:
     """Append what must run to have some results; ``missing`` (bool, of each node) changes too."""
-    stack, found = list(wanted), []
+    stack, operators = list(wanted), []
     while stack:
         x = stack.pop()
         if missing[x]:
             missing[x] = False
-            found.append(x)
+            operators.append(x)
             stack += work.inputs[x]
-    order += sorted(found)
+    order += sorted(operators)
 
 
 LEVELS: dict[str, Callable[[Workload, int], Schedule]] = {

@@ -21,7 +21,7 @@ Efforts = Tuple[Any, ...]  # a value for each setting
 
 
 def efforts() -> Efforts:
-    """What this process uses."""
+    """Return what this process uses."""
     return tuple(getattr(module, name) for module, name in SETTINGS)
 
 

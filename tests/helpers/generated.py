@@ -62,28 +62,28 @@ class Network:
         self._tensors.append([tensor, 0])
 
     def pick(self, ago: int, first: int = 1) -> Any:
-        """The tensor made that many steps ago, of those not yet read `READERS` times.
+        """Return the tensor made that many steps ago, of those not yet read `READERS` times.
 
         By default not the input itself: of that alone nothing is trained.
         """
-        free = [each for each in self._tensors[first:] if each[1] < READERS]
+        free = [entry for entry in self._tensors[first:] if entry[1] < READERS]
         chosen = free[-1 - ago % len(free)]
         chosen[1] += 1
         return chosen[0]
 
     def variable(self, name: str, shape: Shape | None = None) -> Any:
-        """The variable of that name, always the same; data and labels tell their shape."""
+        """Return the variable of that name, always the same; data and labels tell their shape."""
         if shape is not None:
             self.shapes[name] = shape
         return self._variables.setdefault(name, S.Variable(name))
 
     def shape(self, tensor: Any) -> Shape:
         """Infer its shape, the batch first."""
-        given = {name: self.shapes[name] for name in tensor.list_inputs() if name in self.shapes}
-        return tensor.infer_shape(**given)[1][0]
+        shapes = {name: self.shapes[name] for name in tensor.list_inputs() if name in self.shapes}
+        return tensor.infer_shape(**shapes)[1][0]
 
     def fitted(self, tensor: Any, shape: Shape) -> Any:
-        """The tensor where it has the shape, else fully connected to that."""
+        """Return the tensor where it has the shape, else fully connected to that."""
         if self.shape(tensor) == shape:
             return tensor
         y = S.FullyConnected(tensor, num_hidden=int(np.prod(shape[1:])))
@@ -231,11 +231,11 @@ def build(recipe: Recipe) -> tuple[Any, dict[str, Shape]]:
         for step in recipe.steps:
             a, b = net.pick(step.source), net.pick(step.other, first=0)
             variants = OPERATIONS[step.operation]
-            made = variants[step.variant % len(variants)](net, a, net.like(b, a))
+            result = variants[step.variant % len(variants)](net, a, net.like(b, a))
             if step.mark is not None:
-                made._set_attr(mirror_stage=step.mark)
-            large = np.prod(net.shape(made)[1:]) > LARGEST
-            net.add(net.fitted(made, net.rows) if large else made)
+                result._set_attr(mirror_stage=step.mark)
+            large = np.prod(net.shape(result)[1:]) > LARGEST
+            net.add(net.fitted(result, net.rows) if large else result)
         heads = [
             LOSSES[loss](net, net.pick(source), f"head{i}")
             for i, (loss, source) in enumerate(recipe.heads)

@@ -19,18 +19,18 @@ def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, share: float = 2.0, search: in
     begun: list[Any] = []
     pressed: list[int] = []
 
-    def told(bar: Any, done: float) -> None:
+    def update(bar: Any, done: float) -> None:
         if done >= share and len(begun) == search and not pressed:
             pressed.append(1)
             raise KeyboardInterrupt
 
     def entered(bar: Any) -> Any:
         begun.append(bar)
-        told(bar, -1.0)
+        update(bar, -1.0)
         return bar
 
     monkeypatch.setattr(tqdm.tqdm, "__enter__", entered)
-    monkeypatch.setattr(tqdm.tqdm, "update", told)
+    monkeypatch.setattr(tqdm.tqdm, "update", update)
     return begun
 
 
@@ -42,7 +42,7 @@ def interrupted(work: Callable[[], Any], moment: int = 0) -> tuple[bool, int]:
     """
     entered = 0
 
-    def told(frame: Any, event: str, _: Any) -> None:
+    def profile(frame: Any, event: str, _: Any) -> None:
         nonlocal entered
         ours = frame.f_globals.get("__name__", "").startswith("memonger.")
         if event == "call" and ours and not frame.f_code.co_flags & inspect.CO_GENERATOR:
@@ -50,7 +50,7 @@ def interrupted(work: Callable[[], Any], moment: int = 0) -> tuple[bool, int]:
             if entered == moment:
                 signal.raise_signal(signal.SIGINT)
 
-    sys.setprofile(told)
+    sys.setprofile(profile)
     try:
         work()
     except KeyboardInterrupt:

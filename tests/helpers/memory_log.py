@@ -39,7 +39,7 @@ class LoggedNode(NamedTuple):
 
 
 def logged(jobs: Sequence[Job]) -> list[list[LoggedNode]]:
-    """The plan that MXNet logs when it binds each of some networks."""
+    """Return the plan that MXNet logs when it binds each of some networks."""
     text = elsewhere(_bind, jobs, MXNET_MEM_PLAN_VERBOSE_LOGGING="1")[1]
     plans: list[list[LoggedNode]] = []
     for line in text.split("\n"):
@@ -56,13 +56,13 @@ def logged(jobs: Sequence[Job]) -> list[list[LoggedNode]]:
 
 
 def log_of(plan: Any) -> list[LoggedNode]:
-    """What MXNet logs of a plan, from its replay."""
+    """Return what MXNet logs of a plan, from its replay."""
     training, arrays = plan.training, plan.training.arrays
-    found: dict[int, Entry] = {}  # of each output, numbered in the order in which they are made
+    entry_of: dict[int, Entry] = {}  # of each output, numbered in the order in which they are made
     nodes = []
     for row in plan.order:
-        for k, made in enumerate(training.signatures[row].tensors, int(arrays.output_start[row])):
-            found[k] = (len(found), made.shape, made.nbytes // 1024)
+        for k, tensor in enumerate(training.signatures[row].tensors, int(arrays.output_start[row])):
+            entry_of[k] = (len(entry_of), tensor.shape, tensor.nbytes // 1024)
         if training.ops[row] == "null":
             nodes.append(LoggedNode("var", [], []))
             continue
@@ -71,8 +71,10 @@ def log_of(plan: Any) -> list[LoggedNode]:
             source, owner = int(arrays.read_row[j]), int(arrays.read_owner[j])
             if owner >= 0 and plan.recomputed[owner] and source < arrays.forward:
                 source += arrays.forward * int(plan.recomputed[source])
-            inputs.append(found[int(arrays.output_start[source] + arrays.read_output[j])])
-        outputs = [found[k] for k in range(arrays.output_start[row], arrays.output_start[row + 1])]
+            inputs.append(entry_of[int(arrays.output_start[source] + arrays.read_output[j])])
+        outputs = [
+            entry_of[k] for k in range(arrays.output_start[row], arrays.output_start[row + 1])
+        ]
         nodes.append(LoggedNode(training.ops[row], inputs, outputs))
     return nodes
 
@@ -114,11 +116,11 @@ def _step(symbol: Any, graph: Any, wanted: list[int], request: str) -> Step:
 
     gradients, auxiliary = arrays(wanted), arrays(graph.auxiliary)
     executor = symbol.bind(mx.cpu(), arrays(graph.arguments), gradients, request, auxiliary)
-    found: list[int] = []
+    addresses: list[int] = []
     executor.set_monitor_callback(
-        lambda name, handle: found.append(address(mx.nd.NDArray(mx.base.NDArrayHandle(handle))))
+        lambda name, handle: addresses.append(address(mx.nd.NDArray(mx.base.NDArrayHandle(handle))))
     )
     executor.forward(is_train=True)
     executor.backward([mx.nd.ones(out.shape, dtype=out.dtype) for out in executor.outputs])
     mx.nd.waitall()
-    return Step(found, [address(g) for g in gradients.values()])
+    return Step(addresses, [address(g) for g in gradients.values()])

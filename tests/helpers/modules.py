@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Callable
 
 import memonger
 import mxnet as mx
@@ -95,7 +95,7 @@ def sized(size: int) -> tuple[list[Any], list[Any]]:
 
 
 def module_of(symbol: Any, size: int = BATCH, **more: Any) -> Any:
-    """A Module that is bound, with parameters and an optimizer."""
+    """Return a Module that is bound, with parameters and an optimizer."""
     data, label = sized(size)
     labels = "softmax_label" in symbol.list_arguments()
     module = mx.mod.Module(symbol, label_names=["softmax_label"] if labels else None)
@@ -131,9 +131,16 @@ def filled(executor: Any) -> Any:
     return executor
 
 
+def bound(symbol: Any, request: Any) -> Any:
+    shapes, _, states = symbol.infer_shape(data=(BATCH, 3, 8, 8))
+    args = {n: mx.nd.zeros(shape) for n, shape in zip(symbol.list_arguments(), shapes)}
+    grads = {n: mx.nd.zeros(array.shape) for n, array in args.items() if n != "data"}
+    return symbol.bind(mx.cpu(), args, grads, request, list(map(mx.nd.zeros, states)))
+
+
 def stepped(executor: Any, out_grads: Any = None) -> dict[str, Any]:
     mx.random.seed(7)
-    found = {}
+    arrays = {}
     for k in range(3):
         executor.forward(is_train=True)
         executor.backward(out_grads)
@@ -141,5 +148,46 @@ def stepped(executor: Any, out_grads: Any = None) -> dict[str, Any]:
         for kind in ("output", "grad", "aux"):
             for name, array in getattr(executor, kind + "_dict").items():
                 if array is not None:
-                    found[f"{kind} {name} {k}"] = array.asnumpy()
-    return found
+                    arrays[f"{kind} {name} {k}"] = array.asnumpy()
+    return arrays
+
+
+def after_batch(param: Any) -> None:
+    """Wait, for Module.fit reads BatchNorm's statistics before they are written; seed the next."""
+    mx.nd.waitall()
+    mx.random.seed(100 * param.epoch + param.nbatch)
+
+
+def fit(module: Any, data: Any, **more: Any) -> Any:
+    seed()
+    chosen = {"num_epoch": 2, "optimizer_params": LEARNING, "batch_end_callback": after_batch}
+    module.fit(data, **{**chosen, "arg_params": parameters(net()), **more})
+    return module
+
+
+def sentences(*lengths: int) -> Batches:
+    random, batches = np.random.RandomState(0), []
+    for _ in range(8):
+        steps = lengths[random.randint(len(lengths))]
+        words = random.randint(0, 20, (4, steps))
+        batches.append(batch_of(words, (words + 1) % 20, steps))
+    return Batches(batches, *[(4, max(lengths))] * 2)
+
+
+def fitted_buckets(network: Callable[[int], Any], request: str) -> dict[str, Any]:
+    seed()
+    data = sentences(3, 5, 8)
+    module = mx.mod.BucketingModule(
+        lambda key: (network(key), ["data"], ["softmax_label"]), default_bucket_key=8
+    )
+    module.bind(data.provide_data, data.provide_label, grad_req=request)
+    module.fit(
+        data,
+        num_epoch=2,
+        eval_metric=mx.metric.Perplexity(None),
+        initializer=mx.init.Xavier(),
+        optimizer_params={"learning_rate": 0.1, "momentum": 0.9},
+    )
+    arrays = trained(module)
+    arrays["score"] = np.array(module.score(data, mx.metric.Perplexity(None))[0][1])
+    return arrays

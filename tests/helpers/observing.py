@@ -30,30 +30,32 @@ VALUES = {"Shape": ["(1, 1)", "(2,)", "(2, 2)", "(4, 4)"], "bool": ["True"], "fl
 VALUES.update({"double": ["0.5"], "int": ["2", "1"], "long": ["2", "1"]})
 
 
-def _text(given: bytes | None) -> str:
-    return (given or b"").decode()
+def _text(text: bytes | None) -> str:
+    return (text or b"").decode()
 
 
 def _told(name: str) -> tuple[str, list[tuple[str, str]], str]:
-    """What MXNet tells of an operator: its own name, what it takes, and what counts its inputs."""
+    """Return what MXNet tells of an operator: its name, what it takes, what counts its inputs."""
     handle, text = mx.base.OpHandle(), ctypes.c_char_p
     mx.base.check_call(mx.base._LIB.NNGetOpHandle(mx.base.c_str(name), ctypes.byref(handle)))
     own, said, counts, kind, count = text(), text(), text(), text(), ctypes.c_uint()
     lists = [ctypes.POINTER(text)() for _ in range(3)]
-    given = [own, said, count, *lists, counts, kind]
-    mx.base.check_call(mx.base._LIB.MXSymbolGetAtomicSymbolInfo(handle, *map(ctypes.byref, given)))
+    pointers = [own, said, count, *lists, counts, kind]
+    mx.base.check_call(
+        mx.base._LIB.MXSymbolGetAtomicSymbolInfo(handle, *map(ctypes.byref, pointers))
+    )
     takes = [(_text(lists[0][k]), _text(lists[1][k])) for k in range(count.value)]
     return _text(own.value), takes, _text(counts.value)
 
 
 def _tries(takes: list[tuple[str, str]], counts: str) -> Iterator[tuple[dict[str, str], Any]]:
     inputs = [kind for _, kind in takes if "NDArray" in kind or "Symbol" in kind]
-    needed = [each for each in takes if "required" in each[1] and each[1] not in inputs]
+    needed = [input for input in takes if "required" in input[1] and input[1] not in inputs]
     values = []
     for name, kind in needed:
         listed = re.findall(r"'([^']*)'", kind)[:1] if kind.startswith("{") else []
-        known = next((VALUES[key] for key in VALUES if key in kind), ["relu"])
-        values.append([(name, value) for value in listed or known])
+        guesses = next((VALUES[key] for key in VALUES if key in kind), ["relu"])
+        values.append([(name, value) for value in listed or guesses])
     sizes = [2, 1, 3] if counts else sorted({len(inputs), max(0, len(inputs) - 1)}, reverse=True)
     for size, chosen, types, shapes in itertools.product(
         sizes, itertools.product(*values), TYPES, SHAPES
@@ -65,7 +67,7 @@ def _tries(takes: list[tuple[str, str]], counts: str) -> Iterator[tuple[dict[str
 
 def _verdict(op: str, takes: list[tuple[str, str]], counts: str) -> str:
     """'observed', 'no gradient', 'not tried' where no input was found to fit, or what is said."""
-    found = "not tried"
+    verdict = "not tried"
     for attrs, inputs in itertools.islice(_tries(takes, counts), TRIES):
         try:
             symbol = load_nodes(*gradients.alone(op, attrs, len(inputs)))
@@ -82,15 +84,17 @@ def _verdict(op: str, takes: list[tuple[str, str]], counts: str) -> str:
         except gradients.NotDifferentiable:
             return "no gradient"
         except gradients.NotObservable as error:
-            found = str(error) if found == "not tried" else found
-    return found
+            verdict = str(error) if verdict == "not tried" else verdict
+    return verdict
 
 
 def verdicts() -> dict[str, str]:
-    """The verdict on every operator; each in a process, for MXNet dies of some inputs."""
-    told = [_told(name) for name in mx.operator.get_all_registered_operators()]
-    operators = {op: (op, takes, counts) for op, takes, counts in told if "backward" not in op}
-    found = {}
+    """Return the verdict on every operator; each in a process, for MXNet dies of some inputs."""
+    descriptions = [_told(name) for name in mx.operator.get_all_registered_operators()]
+    operators = {
+        op: (op, takes, counts) for op, takes, counts in descriptions if "backward" not in op
+    }
+    verdict_of = {}
     for op in sorted(operators.keys() - {"_copyto", "_NoGradient"}):
         end, start = os.pipe()
         child = os.fork()
@@ -104,5 +108,5 @@ def verdicts() -> dict[str, str]:
         with os.fdopen(end, "rb") as answer:
             text = answer.read()
         os.waitpid(child, 0)
-        found[op] = pickle.loads(text) if text else "not tried"
-    return found
+        verdict_of[op] = pickle.loads(text) if text else "not tried"
+    return verdict_of

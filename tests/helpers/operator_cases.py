@@ -43,7 +43,7 @@ class Case:
 
 
 def small_net(case: Case) -> Any:
-    """The case alone, between `BEFORE` and `AFTER`; of `SMALL_SHAPES`."""
+    """Return the case alone, between `BEFORE` and `AFTER`; of `SMALL_SHAPES`."""
     with mx.name.NameManager():
         x = S.FullyConnected(V("data"), num_hidden=8 * 6 * 6)
         x = N._plus_scalar(S.reshape(x, SHAPE) * 1.5, scalar=0.1, name=BEFORE)
@@ -52,7 +52,7 @@ def small_net(case: Case) -> Any:
 
 
 def planned_net(case: Case, blocks: int = 2) -> Any:
-    """A residual network that is worth planning, with the case in it; of `PLANNED_SHAPES`."""
+    """Build a residual network worth planning, with the case in it; of `PLANNED_SHAPES`."""
     with mx.name.NameManager():
         x = _conv(V("data"))
         for _ in range(blocks):
@@ -302,13 +302,13 @@ _NAMES = {**vars(mx.sym), **globals(), **_INPUTS}
 def _table(text: str, draws: bool = False) -> dict[str, Case]:
     """Read a table; a line that is indented goes on with the one before."""
     lines = re.sub(r"\n +", " ", text).strip().splitlines()
-    found = {}
+    cases = {}
     for entry in "; ".join(line for line in lines if line[0] != "#").split("; "):
         names, expression, operator = re.findall(r"^(?:([\w ]+): )?((?:\w+\.)?(\w*).*)", entry)[0]
         for name in (names or operator).split():
             build = eval("lambda x: " + expression.replace("@", name), _NAMES)
-            found[name] = Case(build, draws)
-    return found
+            cases[name] = Case(build, draws)
+    return cases
 
 
 CASES = {**_table(_CASES), **_table(_RANDOM, draws=True)}
@@ -323,7 +323,7 @@ cond: contrib.cond(sum(x) > 1, lambda: tanh(x), lambda: x * 2)
 
 
 def inner(symbol: Any) -> list[str]:
-    """The operators of a case: those between BEFORE and AFTER."""
+    """Return the operators of a case: those between BEFORE and AFTER."""
     order = [n["name"] for n in nodes(symbol) if n["op"] != "null"]
     outside = {n["name"] for n in nodes(symbol.get_internals()[BEFORE + "_output"])}
     return [n for n in order[: order.index(AFTER)] if n not in outside]

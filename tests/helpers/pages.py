@@ -16,14 +16,14 @@ import networks
 
 
 def data_of(page: Path) -> Any:
-    """The JSON in a page."""
+    """Return the JSON in a page."""
     text = page.read_text(encoding="utf-8")
-    (found,) = re.findall(r'<script type="text/plain" id="data">(.*?)</script>', text)
-    return json.loads(gzip.decompress(b64decode(found)))
+    (data,) = re.findall(r'<script type="text/plain" id="data">(.*?)</script>', text)
+    return json.loads(gzip.decompress(b64decode(data)))
 
 
 def live_of(timeline: Any) -> np.ndarray:
-    """The bytes alive in each drawn step, added up from tensors."""
+    """Return the bytes alive in each drawn step, added up from tensors."""
     tensors = {name: np.array(column) for name, column in timeline["tensors"].items()}
     live = np.zeros(len(timeline["drawn"]) + 1, dtype=np.int64)
     np.add.at(live, tensors["first"], tensors["bytes"])
@@ -32,7 +32,7 @@ def live_of(timeline: Any) -> np.ndarray:
 
 
 def chain_plans() -> tuple[Any, Any, memonger.Frontier, memonger.Plan]:
-    """A network, its shapes, its frontier, and the smallest schedule."""
+    """Return a network, its shapes, its frontier, and the smallest schedule."""
     symbol, shapes = networks.chain(16, hidden=64, batch=4096)
     plans = memonger.frontier(symbol, shapes, points=5)
     return symbol, shapes, plans, memonger.plan(symbol, shapes, how="schedule")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,18 +33,27 @@ ROOT = Path(__file__).resolve().parents[2]
 HOWS: dict[str, dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
 
 
-def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in the project root, with all that this process can import."""
-    path = os.pathsep.join([str(ROOT), *sys.path])
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=str(ROOT),
+def start_python(*arguments: Any, folder: Any = ROOT, **environment: str) -> subprocess.Popen[str]:
+    """Start Python with all that this process can import, by default in the project root."""
+    path, pipe = os.pathsep.join([str(ROOT), *filter(None, sys.path)]), subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        cwd=str(folder),
         env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
         text=True,
-        timeout=600,
-        check=False,
     )
+
+
+def run_python(
+    *arguments: Any, typed: str = "", folder: Any = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end; ``typed`` is its standard input."""
+    with start_python(*arguments, folder=folder, **environment) as process:
+        printed, log = process.communicate(typed, timeout=600)
+    return subprocess.CompletedProcess(process.args, process.returncode, printed, log)
 
 
 def run_code(code: str, **environment: str) -> str:
@@ -56,39 +66,40 @@ def run_code(code: str, **environment: str) -> str:
 CALL = """
 import efforts, pathlib, pickle, sys
 file = pathlib.Path(sys.argv[1])
-chosen, work, given = pickle.loads(file.read_bytes())
+chosen, work, arguments = pickle.loads(file.read_bytes())
 efforts.use(chosen)
-file.write_bytes(pickle.dumps(work(*given)))
+file.write_bytes(pickle.dumps(work(*arguments)))
 """
 
 
-def call_of(work: Callable[..., Any], *given: Any) -> bytes:
-    """What a process that runs CALL finds in its file; it searches as long as this one does."""
-    return pickle.dumps((efforts(), work, given))
-
-
-def elsewhere(work: Callable[..., Any], *given: Any, **environment: str) -> tuple[Any, str]:
-    """What a function returns in a process of its own, and what that says on stderr."""
+def elsewhere(work: Callable[..., Any], *arguments: Any, **environment: str) -> tuple[Any, str]:
+    """Run a function in another process; return its result, and what is said on stderr."""
     with tempfile.NamedTemporaryFile() as file:
-        Path(file.name).write_bytes(call_of(work, *given))
+        Path(file.name).write_bytes(pickle.dumps((efforts(), work, arguments)))
         done = run_python("-W", "ignore", "-c", CALL, file.name, **environment)
         assert done.returncode == 0, done.stderr[-2000:]
         return pickle.loads(Path(file.name).read_bytes()), done.stderr
 
 
+def process_mb(what: str = "VmRSS") -> float:
+    """Return the MB of this process in memory: ``VmRSS`` now, ``VmHWM`` at most."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.findall(what + r":\s+(\d+)", status)[0]) / 1024
+
+
 def nodes(symbol: Any) -> list[dict[str, Any]]:
-    """The nodes of a symbol's JSON."""
-    found: list[dict[str, Any]] = read(symbol)["nodes"]
-    return found
+    """Return the nodes of a symbol's JSON."""
+    listed: list[dict[str, Any]] = read(symbol)["nodes"]
+    return listed
 
 
 def marked(symbol: Any, value: str = "True") -> list[str]:
-    """Names of the nodes whose force_mirroring is ``value``."""
+    """Return names of the nodes whose force_mirroring is ``value``."""
     return [n["name"] for n in nodes(symbol) if n.get("attrs", {}).get(FORCE) == value]
 
 
 def with_marks(symbol: Any, names: Iterable[str]) -> Any:
-    """A copy in which just these nodes are recomputed, without any rule."""
+    """Return a copy in which just these nodes are recomputed, without any rule."""
     graph, names = read(symbol), set(names)
     for node in graph["nodes"]:
         if node["op"] != "null" and node["name"] in names:
@@ -97,17 +108,17 @@ def with_marks(symbol: Any, names: Iterable[str]) -> Any:
 
 
 def forward(symbol: Any, shapes: Any, type_dict: Any = None) -> ForwardGraph:
-    """The forward graph of a symbol."""
+    """Return the forward graph of a symbol."""
     return forward_graph(symbol, read_shapes(symbol, shapes, {}, type_dict))
 
 
 def every_cut(graph: ForwardGraph) -> list[Cut]:
-    """The cuts after all operators but the last, where anything is alive."""
+    """Return the cuts after all operators but the last, where anything is alive."""
     return cheap_cuts(graph, len(graph.operators), graph.operators)
 
 
 def positive(symbol: Any, shapes: Any) -> dict[str, np.ndarray]:
-    """Values in [0, 0.5) for all arguments, and 0.5 for auxiliary states."""
+    """Return values in [0, 0.5) for all arguments, and 0.5 for auxiliary states."""
     random, graph = np.random.RandomState(0), forward(symbol, shapes)
     tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in graph.arguments}
     values = {name: random.uniform(0, 0.5, t.shape) for name, t in tensors.items()}
@@ -116,38 +127,38 @@ def positive(symbol: Any, shapes: Any) -> dict[str, np.ndarray]:
 
 
 def rules_of(symbol: Any, shapes: Any, targets: Any = ANYWHERE) -> Rules:
-    """The rules of a network that is trained as Module trains it, or for all gradients."""
+    """Return the rules of a network that is trained as Module trains it, or for all gradients."""
     graph = forward(symbol, shapes)
     parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
     return Rules([training_graph(graph, w) for w in (None, parameters)], targets)
 
 
 def as_module(symbol: Any, shapes: Any) -> dict[str, str]:
-    """The gradients that Module asks for."""
+    """Return the gradients that Module asks for."""
     return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
 
 
 def module_plan(symbol: Any, shapes: Any, **options: Any) -> memonger.Plan:
-    """The plan for a network that is trained by Module."""
+    """Return the plan for a network that is trained by Module."""
     return memonger.plan(symbol, shapes, grad_req=as_module(symbol, shapes), **options)
 
 
 def assert_alike(symbol: Any, planned: Any, shapes: Any, **options: Any) -> None:
-    """Both train to the same bits."""
+    """Check that both train to the same bits."""
     report = memonger.check(symbol, planned, shapes, **options)
     assert report, str(report)
 
 
-def assert_bound(found: Any, executor: Any) -> None:
-    """The replay is what MXNet has bound: its operators in order, and its pool in MB."""
-    ops = [found.training.ops[row] for row in found.order]
+def assert_bound(replayed: Any, executor: Any) -> None:
+    """Check that the replay is what MXNet has bound: its operators in order, and its pool in MB."""
+    ops = [replayed.training.ops[row] for row in replayed.order]
     nodes = read_debug_str(executor.debug_str())[1]
     assert [op for op in ops if op != "null"] == [node["op"] for node in nodes]
-    assert found.pool_bytes >> 20 == read_planned_mb(executor)
+    assert replayed.pool_bytes >> 20 == read_planned_mb(executor)
 
 
 def plan_of(network: Any, how: str, **options: Any) -> memonger.Plan:
-    """The plan of what ``network.build()`` makes, by marks or by a schedule."""
+    """Return the plan of what ``network.build()`` makes, by marks or by a schedule."""
     symbol, shapes = network.build()
     return module_plan(symbol, shapes, patience=0.02, **HOWS[how], **options)
 

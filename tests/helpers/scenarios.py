@@ -57,7 +57,7 @@ def train(
 
 
 def run(scenario: Scenario, how: str) -> Arrays:
-    """What a scenario leaves, with plain ``hybridize()`` (no how) or by plans that recompute."""
+    """Return what a scenario leaves, with plain ``hybridize()`` (no how) or by plans."""
     nets = []
 
     def prepare(net: Any) -> Any:
@@ -83,7 +83,7 @@ def run(scenario: Scenario, how: str) -> Arrays:
 
 
 def unlike_plain(scenario: Scenario, hows: Iterable[str]) -> dict[str, list[str]]:
-    """By how it is planned, the names of the arrays that differ in a bit from those without."""
+    """Return the names of the arrays that differ in a bit from those without a plan, by how."""
     plain = run(scenario, "")
     unlike = {how: different(plain, run(scenario, how)) for how in hows}
     return {how: names for how, names in unlike.items() if names}

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from typing import Any, Callable
+from typing import Any
 
 import memonger
 import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from memonger.costs.time import measured as timing
 from memonger import BudgetError
-from memonger.costs.time.measured import Rates
 from memonger.support.cache import forget
 
 import networks
@@ -22,16 +20,13 @@ from mixed_networks import mobilenet_v3
 from generated import networks as generated
 from interrupting import press_ctrl_c
 from planned import marked
+from zoo import LARGE
 
 SHAPES = {"data": (4, 3, 64, 64)}
 BATCHES: dict[str, Any] = {"data": (None, 3, 64, 64)}
 
 
-@pytest.fixture(autouse=True)
-def a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 1 TFLOP/s and 100 GB/s, whatever the tests run on."""
-    monkeypatch.setattr(timing, "find_rates", lambda ctx: Rates(1e12, 1e11, 1e-6))
-    monkeypatch.setattr(timing, "find_factors", lambda training, ctx: {})
+pytestmark = pytest.mark.usefixtures("a_device")
 
 
 def net() -> Any:
@@ -78,7 +73,7 @@ def test_the_least_does_not_depend_on_the_budget() -> None:
     assert len({*least}) == 1
 
 
-def test_a_budget_of_the_device() -> None:
+def test_a_budget_of_the_device_counts_the_optimizer() -> None:
     symbol = net()
     planned = functools.partial(memonger.plan, symbol, SHAPES, budget_of="device")
     plain = planned(budget=1.0)
@@ -103,7 +98,7 @@ def test_one_search_for_all_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule", "auto"])
-def test_frontier(how: str) -> None:
+def test_a_frontier_has_plans_that_nothing_beats(how: str) -> None:
     plans = memonger.frontier(net(), SHAPES, how=how, points=40)
     pools, added = [p.pool_bytes for p in plans], [p.added_time or 0.0 for p in plans]
     assert isinstance(plans, tuple) and pools == sorted(set(pools), reverse=True)
@@ -132,7 +127,7 @@ def test_frontier(how: str) -> None:
             ) * (1 + 1e-9)
 
 
-def test_where_there_is_no_schedule(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_takes_marks_where_there_is_no_schedule(caplog: pytest.LogCaptureFixture) -> None:
     x = mx.sym.Variable("data")
     for k in range(6):
         x = mx.sym.FullyConnected(mx.sym.Activation(x, "tanh"), num_hidden=64, name=f"f{k}")
@@ -152,104 +147,40 @@ def test_where_there_is_no_schedule(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("helps", [True, False])
-def test_largest_batch(helps: bool) -> None:
+def test_the_largest_batch_fits_and_one_more_does_not(helps: bool) -> None:
     """Where no plan saves anything, it is the batch that fits without."""
     small = networks.chain(1, hidden=4, batch=8)[0]
     symbol, budget, *shape = (net(), 60_000_000, 3, 64, 64) if helps else (small, 3000, 4)
-    found = memonger.largest_batch(symbol, {"data": (None, *shape)}, budget)
-    assert found.plan.pool_bytes <= budget and bool(found.plan.recomputed) == helps
-    assert (found.batch > found.unplanned_batch > 0) == helps
-    assert (found.batch == found.unplanned_batch) == (found.plan.planner == "no plan") != helps
-    for batch, fits in ((found.unplanned_batch, True), (found.unplanned_batch + 1, False)):
+    largest = memonger.largest_batch(symbol, {"data": (None, *shape)}, budget)
+    assert largest.plan.pool_bytes <= budget and bool(largest.plan.recomputed) == helps
+    assert (largest.batch > largest.unplanned_batch > 0) == helps
+    assert (
+        (largest.batch == largest.unplanned_batch) == (largest.plan.planner == "no plan") != helps
+    )
+    for batch, fits in ((largest.unplanned_batch, True), (largest.unplanned_batch + 1, False)):
         assert (memonger.pool_bytes(symbol, data=(batch, *shape)) <= budget) == fits
-    assert str(found).startswith(f"a batch of {found.batch} fits with a plan, of ")
+    assert str(largest).startswith(f"a batch of {largest.batch} fits with a plan, of ")
 
 
-def test_largest_batch_misuse() -> None:
+def test_a_wrong_call_of_largest_batch_is_refused() -> None:
     none = "has None for the batch"
     for shapes, budget, words in (
         (BATCHES, "1kB", "not even a batch of 1"),
         *((BATCHES, budget, "budget in bytes") for budget in ("50%", None)),
-        *((known, "1GB", none) for known in (SHAPES, [*SHAPES.items()])),
+        *((sizes, "1GB", none) for sizes in (SHAPES, [*SHAPES.items()])),
         ({"data": 4}, "1GB", "a shape is a tuple"),
     ):
         with pytest.raises(memonger.MemongerError, match=words):
             memonger.largest_batch(net(), shapes, budget)
 
 
-def test_largest_batch_of_an_iterator() -> None:
+def test_the_largest_batch_reads_an_iterators_layouts() -> None:
     """Its layouts tell where the batch goes; how large it was does not count."""
     described = [mx.io.DataDesc("data", (2, 3, 64, 64)), mx.io.DataDesc("softmax_label", (2,))]
-    found = memonger.largest_batch(net(), described, "60MB")
-    assert found[::2] == memonger.largest_batch(net(), BATCHES, "60MB")[::2]
+    largest = memonger.largest_batch(net(), described, "60MB")
+    assert largest[::2] == memonger.largest_batch(net(), BATCHES, "60MB")[::2]
     half = [mx.io.DataDesc("data", (None, 3, 64, 64), "float16")]
-    assert memonger.largest_batch(net(), half, "60MB").unplanned_batch > found.unplanned_batch
-
-
-# -- Ctrl-C -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("share", [0.4, 0.6])
-def test_frontier_interrupted(
-    share: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    press_ctrl_c(monkeypatch, share)
-    plans = memonger.frontier(net(), SHAPES, points=4)
-    assert plans.interrupted and len(plans) >= 2 and "interrupted" in caplog.text
-    assert plans[0].planner == "no plan" and plans[-1].pool_bytes < plans[0].pool_bytes
-    again = memonger.frontier(net(), SHAPES, points=4)  # it is not remembered
-    assert not again.interrupted and again[-1].pool_bytes <= plans[-1].pool_bytes
-
-
-@pytest.mark.parametrize("how, share, search", [("marks", 0.6, 1), ("auto", -1, 2)])
-def test_a_budget_interrupted(
-    how: str, share: float, search: int, monkeypatch: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    begun = press_ctrl_c(monkeypatch, share, search)
-    plan = memonger.plan(net(), SHAPES, how=how, budget="80%", patience=0.05)
-    assert plan.interrupted and plan.pool_bytes <= 0.8 * plan.unplanned_bytes
-    assert plan.schedule is None and plan.recomputed and len(begun) == search
-    assert "interrupted: this is the fastest plan that fits" in caplog.text
-
-
-def test_frontier_interrupted_while_it_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    memonger.frontier(net(), SHAPES, points=4)  # known from now on: nothing is bound but plans
-    real, bound = mx.sym.Symbol.bind, []
-
-    def third(*args: Any, **options: Any) -> Any:
-        bound.append(1)
-        if len(bound) == 3:
-            raise KeyboardInterrupt
-        return real(*args, **options)
-
-    monkeypatch.setattr(mx.sym.Symbol, "bind", third)
-    plans = memonger.frontier(net(), SHAPES, points=4)
-    assert plans.interrupted and len(plans) == 2
-
-
-@pytest.mark.parametrize(("share", "search"), [(0.6, 1), (0.0, 2), (0.6, 2)])
-def test_largest_batch_interrupted(
-    share: float, search: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    begun = press_ctrl_c(monkeypatch, share, search)
-    found = memonger.largest_batch(net(), BATCHES, "60MB")
-    assert found.plan.interrupted and found.plan.pool_bytes <= 60e6
-    assert found.batch > found.unplanned_batch > 0 and found.plan.recomputed
-    assert len(begun) == search
-    assert f"a batch of {found.batch} is the largest that was found so far" in caplog.text
-
-
-def test_interrupted_before_anything_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    press_ctrl_c(monkeypatch, -1)
-    with pytest.raises(KeyboardInterrupt):
-        memonger.frontier(net(), SHAPES)
-    press_ctrl_c(monkeypatch, -1)
-    found = memonger.largest_batch(net(), BATCHES, "60MB")
-    assert found.batch == found.unplanned_batch > 0 and found.plan.planner == "no plan"
-    assert found.plan.interrupted
-    press_ctrl_c(monkeypatch, -1)
-    with pytest.raises(KeyboardInterrupt):  # no batch fits without a plan
-        memonger.largest_batch(net(), BATCHES, "3MB")
+    assert memonger.largest_batch(net(), half, "60MB").unplanned_batch > largest.unplanned_batch
 
 
 def test_auto_takes_the_faster_way() -> None:
@@ -277,37 +208,28 @@ def test_a_budget_and_a_limit_of_work_that_a_plan_keeps() -> None:
         planned(work=1.0, budget=0.3)
 
 
-SLOW = [
-    functools.partial(networks.model_zoo, "densenet121"),
-    networks.mobilenet_v2,
-    networks.unet,
-]
-EXHAUSTIVE = [
-    functools.partial(networks.model_zoo, "resnet50_v1"),
-    functools.partial(networks.model_zoo, "vgg19"),
-    networks.googlenet,
-    networks.inception_v3,
-]
+SLOW = ("densenet121", "mobilenet_v2", "unet")
+EXHAUSTIVE = ("resnet50_v1", "vgg19", "googlenet", "inception_v3")
 
 
 @pytest.mark.parametrize(
-    "build",
+    "name",
     [
-        *(pytest.param(build, marks=pytest.mark.slow) for build in SLOW),
-        *(pytest.param(build, marks=pytest.mark.exhaustive) for build in EXHAUSTIVE),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in EXHAUSTIVE),
     ],
 )
-def test_a_budget_is_never_slower_than_a_limit_of_work(build: Callable[[], Any]) -> None:
+def test_a_budget_is_never_slower_than_a_limit_of_work(name: str) -> None:
     """With more work no plan takes more memory; an arena is little larger than what is alive."""
-    planned = functools.partial(memonger.plan, *build(), how="schedule", ctx=mx.cpu())
+    planned = functools.partial(memonger.plan, *LARGE[name](), how="schedule", ctx=mx.cpu())
     limited = [planned(work=work) for work in (2, 3, None)]
-    pools = [each.pool_bytes for each in limited]
+    pools = [plan.pool_bytes for plan in limited]
     assert pools == sorted(pools, reverse=True)
-    for each in limited:
-        assert each.peak_bytes <= each.pool_bytes < 1.03 * each.peak_bytes
-        fastest = planned(budget=each.pool_bytes)
-        assert fastest.pool_bytes <= each.pool_bytes
-        assert fastest.predict_time() <= each.predict_time() * (1 + 1e-9)  # sums are rounded
+    for plan in limited:
+        assert plan.peak_bytes <= plan.pool_bytes < 1.03 * plan.peak_bytes
+        fastest = planned(budget=plan.pool_bytes)
+        assert fastest.pool_bytes <= plan.pool_bytes
+        assert fastest.predict_time() <= plan.predict_time() * (1 + 1e-9)  # sums are rounded
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule"])
@@ -354,8 +276,8 @@ def test_more_memory_is_never_slower(how: str, drawn: Any, random: Any) -> None:
         assert plan.added_time is not None and plan.added_time >= 0
         assert (plan.added_time > 0) == bool(plan.recomputed) or how != "marks"
         added[share] = plan.added_time
-    found: list[float] = [added[share] for share in SHARES]
-    assert found == sorted(found, reverse=True)
-    for share, time in zip(SHARES, found):  # and nothing is remembered otherwise
+    times: list[float] = [added[share] for share in SHARES]
+    assert times == sorted(times, reverse=True)
+    for share, time in zip(SHARES, times):  # and nothing is remembered otherwise
         if time < float("inf"):
             assert planned(share).added_time == time

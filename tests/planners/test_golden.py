@@ -16,7 +16,7 @@ from memonger.graph.marks import read_hints
 from memonger.graph.training import training_graph
 
 import networks
-from more_networks import GOLDEN, load
+from zoo import GOLDEN, load
 from planned import forward, marked, module_plan
 
 #: MB of the original's plan with the rules.
@@ -30,7 +30,9 @@ def all_but(*slow: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", all_but("resnet-3-24-36-3", "lstm-4x64"))
-def test_as_recorded(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_original_planner_answers_as_recorded(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Every threshold, every trial of the search, and what the rules make of its plan."""
     symbol, shapes, record = load(name)
     for expected in record["thresholds"]:
@@ -58,7 +60,7 @@ def test_as_recorded(name: str, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.full_search
 @pytest.mark.parametrize("name", all_but("resnet-3-24-36-3", "lstm-4x16", "lstm-4x64"))
-def test_costs_of_the_smallest_plan(name: str) -> None:
+def test_the_smallest_plan_costs_no_more_than_recorded(name: str) -> None:
     symbol, shapes, _ = load(name)
     planned = memonger.search_plan(symbol, shapes=shapes)
     assert memonger.get_cost(planned, shapes=shapes) <= SMALLEST[name]
@@ -113,7 +115,7 @@ WHOLE = [pytest.param(1, n, marks=pytest.mark.exhaustive) for n in POOLS]
 
 @pytest.mark.parametrize("work", [2, 3, 4])
 @pytest.mark.parametrize("whole, name", SHORT + WHOLE)
-def test_schedules(whole: int, name: str, work: int) -> None:
+def test_schedules_take_no_more_than_recorded(whole: int, name: str, work: int) -> None:
     symbol, shapes = SCHEDULED[name]()
     plan = module_plan(symbol, shapes, how="schedule", work=work, patience=(0.05, 1.0)[whole])
     assert plan.exact and plan.recomputed_flops <= work - 1

@@ -32,6 +32,7 @@ import networks
 from alive import check_memory
 from drawn_schedules import of_marks, work_of
 from generated import build, recipes
+from zoo import TINY, Builders
 
 pytestmark = pytest.mark.python_differs
 
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.python_differs
 
 
 def chain_of(steps: int) -> Steps:
-    """Equal steps, each of which needs for its reversal what it was computed from."""
+    """Make equal steps, each of which needs for its reversal what it was computed from."""
     count = np.arange(steps, dtype=np.int32)
     no = np.zeros(steps, dtype=np.bool_)
     before = np.maximum(np.arange(-1, steps, dtype=np.int32), 0)  # the first reads a variable
@@ -50,15 +51,15 @@ def chain_of(steps: int) -> Steps:
 
 
 def most_states(steps: int, operations: list[int]) -> int:
-    """The most states that are held at once by their readers, the first one among them."""
-    made: dict[int, int] = {}
+    """Return the most states that are held at once by their readers, the first one among them."""
+    run_of: dict[int, int] = {}
     last: dict[tuple[int, int], int] = {}
     for k, operation in enumerate(operations):
         step = operation if operation >= 0 else -1 - operation
         if step:  # what it reads, as it was made last
-            last[(step - 1, made[step - 1])] = k
+            last[(step - 1, run_of[step - 1])] = k
         if operation >= 0:
-            made[operation] = k
+            run_of[operation] = k
     change = np.zeros(len(operations) + 1, dtype=np.int64)
     for (_, start), stop in last.items():
         change[start] += 1
@@ -68,7 +69,7 @@ def most_states(steps: int, operations: list[int]) -> int:
 
 @functools.lru_cache(None)
 def fewest_steps(steps: int, states: int) -> int:
-    """The forward steps that a chain takes to be reversed, by trying every first cut."""
+    """Return the forward steps that a chain takes to be reversed, by trying every first cut."""
     if steps <= 1:
         return 0
     if not states:
@@ -78,7 +79,7 @@ def fewest_steps(steps: int, states: int) -> int:
     )
 
 
-def test_fewest_steps() -> None:
+def test_fewest_steps_are_those_of_griewank_and_walther() -> None:
     assert fewest_steps(10, 3) == 15  # figure 1 of Griewank and Walther (2000)
     assert fewest_steps(56, 3) == 210  # beta(3, 5) steps: 5 * 56 - beta(4, 4) = 280 - 70
 
@@ -96,7 +97,7 @@ def test_binomial_schedules_take_the_fewest_steps(steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps, states", [(0, 3), (5, 0), (-1, 1)])
-def test_nothing_to_reverse(steps: int, states: int) -> None:
+def test_a_chain_of_nothing_cannot_be_reversed(steps: int, states: int) -> None:
     with pytest.raises(memonger.MemongerError, match="cannot be reversed"):
         binomial_tree(steps, states)
 
@@ -105,19 +106,16 @@ def test_nothing_to_reverse(steps: int, states: int) -> None:
 
 
 def shifted() -> tuple[Any, dict[str, Any]]:
-    """A network without a loss of which one gradient is that of its output."""
+    """Return a network without a loss of which one gradient is that of its output."""
     x = mx.sym.Variable("data")
     for _ in range(16):
         x = mx.sym.tanh(mx.sym.FullyConnected(x, num_hidden=4))
     return mx.sym.elemwise_add(x, mx.sym.Variable("shift")), {"data": (2, 3)}
 
 
-NETWORKS = {
+NETWORKS: Builders = {
+    **{name: TINY[name] for name in ("resnet", "lstm", "transformer", "two heads")},
     "chain": lambda: networks.chain(6, hidden=8, batch=4),
-    "resnet": lambda: networks.resnet((1, 1, 1, 1), batch=2, image=32),
-    "lstm": lambda: networks.lstm(layers=2, steps=5, batch=2, hidden=8, labels=7, input=5),
-    "dropout": lambda: networks.transformer(1, 2, 8, 16, 2, vocabulary=17, dropout=0.1),
-    "two heads": lambda: networks.two_heads(),
     "no loss": shifted,
 }
 
@@ -131,14 +129,14 @@ def random_tree(draw: random.Random, lo: int, hi: int, depth: int) -> list[tuple
 
 
 def same_as_written_out(search: ScheduleSearch, schedule: Schedule) -> None:
-    """The schedule is right, and its cost that of the training step that is written out for it.
+    """Check that the schedule is right, and that its cost is that of the step written out.
 
     But for what is put in for MKLDNN's layouts and for autograd, which is not known before.
     """
     check(search.workload, schedule)
     cost = search.evaluate(schedule)
-    made = replace(make_parts(search.workload), expected=None, recorded={})
-    step = build_step(made, schedule)
+    parts = replace(make_parts(search.workload), expected=None, recorded={})
+    step = build_step(parts, schedule)
     assert cost.pool_bytes == check_memory(step)
     assert cost.time >= 1 - 1e-9
     runs_in_order(step, schedule)
@@ -149,7 +147,7 @@ def names_of(search: ScheduleSearch) -> list[str]:
 
 
 def runs_in_order(step: TrainingStep, schedule: Schedule) -> None:
-    """What runs is what the operations say, in their order, after all that it reads."""
+    """Check that what runs is what the operations say, in their order, after all that it reads."""
     t, variable = step.parts.variants, step.training.arrays.variable
     expected: list[int] = []
     for operation in schedule.operations.tolist():
@@ -162,7 +160,9 @@ def runs_in_order(step: TrainingStep, schedule: Schedule) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.randoms(), recipes())
-def test_generated_networks(draw: random.Random, recipe: Any) -> None:
+def test_random_trees_of_generated_networks_cost_what_is_written_out(
+    draw: random.Random, recipe: Any
+) -> None:
     search = ScheduleSearch(work_of(*build(recipe)))
     count = len(search.workload.operators)
     tree = random_tree(draw, 0, count, 5)
@@ -170,7 +170,6 @@ def test_generated_networks(draw: random.Random, recipe: Any) -> None:
 
 
 def test_a_cost_does_not_depend_on_what_was_asked_before() -> None:
-    """Limits that go up and down."""
     b = make_problem(make_parts(work_of(*NETWORKS["resnet"]())))
     shared, draw = empty_memo(16), random.Random(1)
     outcomes = set()
@@ -178,21 +177,20 @@ def test_a_cost_does_not_depend_on_what_was_asked_before() -> None:
         tree = np.array(random_tree(draw, 0, len(b.node), 6), dtype=np.int32)
         alive, work = compiled.evaluate_tree(b, tree, sys.maxsize, sys.maxsize, empty_memo(1))
         limits = work * draw.choice([0.9, 1.0, 1.1]), int(alive * draw.choice([0.9, 1, 1.1]))
-        found, anew = (
-            compiled.evaluate_tree(b, tree, *limits, known) for known in (shared, empty_memo(1))
+        cost, anew = (
+            compiled.evaluate_tree(b, tree, *limits, memo) for memo in (shared, empty_memo(1))
         )
-        assert found == anew and found[0] in (-1, alive)
-        outcomes.add(found[0] < 0)
+        assert cost == anew and cost[0] in (-1, alive)
+        outcomes.add(cost[0] < 0)
     assert len(outcomes) == 2
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_found_trees_are_right(name: str) -> None:
-    """Every tree of the frontier: a right schedule of the cost that the search believes."""
     search = ScheduleSearch(work_of(*NETWORKS[name]()))
-    found = search.initial_trees()
-    assert len(found) > 3
-    for point in found[:: max(1, len(found) // 8)]:
+    trees = search.initial_trees()
+    assert len(trees) > 3
+    for point in trees[:: max(1, len(trees) // 8)]:
         schedule = search.schedule(point.plan)
         same_as_written_out(search, schedule)
         cost = search.evaluate(schedule)
@@ -215,13 +213,13 @@ def test_a_chain_is_never_worse_than_binomial() -> None:
         tree = binomial_tree(layers, states)
         tree[:, 0] = np.where(tree[:, 0] == LEAF, LEAF, 2 * tree[:, 0])
         binomial = search.evaluate(search.schedule(tree))
-        found = search.least_memory(binomial.time)
-        assert found.time <= binomial.time * (1 + 1e-9)
-        assert found.pool_bytes <= binomial.pool_bytes
+        best = search.least_memory(binomial.time)
+        assert best.time <= binomial.time * (1 + 1e-9)
+        assert best.pool_bytes <= binomial.pool_bytes
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
-def test_lazy_trees(name: str) -> None:
+def test_lazy_trees_recompute_right_before_a_gradient(name: str) -> None:
     """As others, but an operator is recomputed right before a gradient that needs it."""
     search = ScheduleSearch(work_of(*NETWORKS[name]()))
     work, count = search.workload, len(search.problem.node)
@@ -238,18 +236,18 @@ def test_lazy_trees(name: str) -> None:
         later += before.operations.tolist() != after.operations.tolist()
         segment = np.searchsorted(cuts, np.arange(count), side="right")
         of = dict(zip(search.problem.node.tolist(), segment.tolist()))
-        asked: list[int] = []  # what runs before the next gradient, the last first
+        forwards: list[int] = []  # what runs before the next gradient, the last first
         gradients = False
         for x in after.operations.tolist():
             if x >= 0:
-                asked.insert(0, x)
+                forwards.insert(0, x)
                 continue
             needed = set(work.reads[~x])
-            for operator in asked if gradients else ():
+            for operator in forwards if gradients else ():
                 if of[operator] == of[~x]:
                     assert operator in needed
                     needed |= set(work.inputs[operator])
-            asked, gradients = [], True
+            forwards, gradients = [], True
     assert later > 5 or name == "chain"  # there all that is missing is read by the next gradient
 
 
@@ -262,9 +260,9 @@ def test_little_patience_tries_few_trees() -> None:
 
 def test_lazy_trees_of_one_level_are_best_for_recurrent_networks() -> None:
     search = ScheduleSearch(work_of(*networks.lstm(steps=24, hidden=16, embed=16, labels=10)))
-    found = search.initial_trees(2 * search.one_pass)
-    lazy = [(point.plan[point.plan[:, 0] == LEAF, 1] == LAZY).all() for point in found]
-    alive = np.array([point.pool_bytes for point in found])
+    trees = search.initial_trees(2 * search.one_pass)
+    lazy = [(point.plan[point.plan[:, 0] == LEAF, 1] == LAZY).all() for point in trees]
+    alive = np.array([point.pool_bytes for point in trees])
     assert alive[lazy].min() < alive[~np.array(lazy)].min()
 
 
@@ -274,20 +272,23 @@ def test_never_worse_than_what_is_known() -> None:
     search = ScheduleSearch(work_of(symbol, shapes), patience=0.001)
     plan, names = memonger.plan(symbol, shapes), names_of(search)
     marked = of_marks(search.workload, np.isin(names, plan.recomputed))
-    found = search.least_memory(2.0, [("marks", marked)])
-    assert plan.recomputed and found.pool_bytes <= search.evaluate(marked).pool_bytes
+    best = search.least_memory(2.0, [("marks", marked)])
+    assert plan.recomputed and best.pool_bytes <= search.evaluate(marked).pool_bytes
 
 
-def test_the_front() -> None:
+def test_the_front_has_schedules_of_every_size_that_nothing_found_quickly_beats() -> None:
     """Schedules of every size; none is beaten by what any other search finds quickly."""
     search = ScheduleSearch(work_of(*NETWORKS["resnet"]()), patience=0.02)
     smallest = search.least_memory()
     front = search.front()
-    alive, works = [each.pool_bytes for each in front], [each.time for each in front]
+    alive, works = (
+        [candidate.pool_bytes for candidate in front],
+        [candidate.time for candidate in front],
+    )
     assert alive == sorted(set(alive), reverse=True) and works == sorted(set(works))
     assert len(front) > 10 and works[0] == 1 and alive[-1] <= smallest.pool_bytes
-    for each in front:
-        assert by_memory(search.evaluate(each.plan)) == pytest.approx(by_memory(each))
+    for candidate in front:
+        assert by_memory(search.evaluate(candidate.plan)) == pytest.approx(by_memory(candidate))
     same_as_written_out(search, front[len(front) // 2].plan)
     for point in search.initial_trees():
         within = [w for p, w in zip(alive, works) if p <= point.pool_bytes]
@@ -304,11 +305,11 @@ def test_work_is_what_the_caller_says() -> None:
         search = ScheduleSearch(work, patience=0.02, weights=scale * weights)
         front = search.front()
         assert front[0].time == 1
-        for found in front:
-            counts = np.bincount(found.plan.forwards, minlength=len(weights))
+        for candidate in front:
+            counts = np.bincount(candidate.plan.forwards, minlength=len(weights))
             once = weights[list(work.operators)].sum()
-            assert (counts * weights).sum() / once == pytest.approx(found.time, rel=1e-6)
-        cheap = [found for found in front if found.time == 1]
+            assert (counts * weights).sum() / once == pytest.approx(candidate.time, rel=1e-6)
+        cheap = [candidate for candidate in front if candidate.time == 1]
         assert cheap[-1].pool_bytes < front[0].pool_bytes or len(cheap) == 1
         counts = np.bincount(cheap[-1].plan.forwards, minlength=len(weights))
         assert free[counts > 1].all() and (counts > 1).any()
@@ -326,7 +327,9 @@ ORDER = """
 
 
 @pytest.mark.parametrize("cores", [1, 7])
-def test_the_same_whatever_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schedule_does_not_depend_on_the_cores(
+    cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
     search = ScheduleSearch(work_of(*NETWORKS["chain"]()), patience=0.02)
     names, operations = names_of(search), search.least_memory(3.0).plan.operations.tolist()
@@ -335,11 +338,11 @@ def test_the_same_whatever_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("find", ["front", "least_memory"])
 def test_progress_never_jumps_back(find: str) -> None:
-    told: list[float] = []
-    search = ScheduleSearch(work_of(*networks.chain(16, hidden=8, batch=64)), 0.5, told.append)
+    shares: list[float] = []
+    search = ScheduleSearch(work_of(*networks.chain(16, hidden=8, batch=64)), 0.5, shares.append)
     getattr(search, find)()
-    assert told == sorted(told) and told[0] == 0 and told[-1] == 1
-    assert len(set(told)) > 6
+    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
+    assert len(set(shares)) > 6
 
 
 @pytest.mark.parametrize("after", [0.0, 0.05, 0.2, 0.32, 0.5, 0.9])
@@ -355,21 +358,21 @@ def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
     search = ScheduleSearch(work_of(*NETWORKS["resnet"]()), 0.1, interrupt)
     unplanned = search.evaluate(plain(search.workload))
     threads = threading.active_count()
-    found = search.least_memory(2.0)
+    best = search.least_memory(2.0)
     assert search.interrupted and not left and threading.active_count() == threads
-    assert found.time <= 2.0
+    assert best.time <= 2.0
     if after > 0.1:
-        assert found.pool_bytes < unplanned.pool_bytes
-    same_as_written_out(search, found.plan)
+        assert best.pool_bytes < unplanned.pool_bytes
+    same_as_written_out(search, best.plan)
     again = search.least_memory(2.0)  # nothing that was found is lost
-    assert not search.interrupted and again.pool_bytes <= found.pool_bytes
+    assert not search.interrupted and again.pool_bytes <= best.pool_bytes
     left.append(1)
     if after == 0.5:
         front = search.front()
         assert len(front) > 3 and search.interrupted
 
 
-def test_too_little_work() -> None:
+def test_work_below_one_pass_is_refused() -> None:
     search = ScheduleSearch(work_of(*NETWORKS["chain"]()))
     for work in (0.5, float("nan"), -1):
         with pytest.raises(memonger.MemongerError, match="work is 1 or more"):

@@ -31,9 +31,9 @@ from memonger.support.cache import forget
 from memonger.support.kernels import compiled
 from memonger.support.parallel import Threads
 
-import more_networks
 import networks
 from planned import every_cut, rules_of
+from zoo import LARGE
 
 pytestmark = pytest.mark.python_differs
 
@@ -42,9 +42,9 @@ pytestmark = pytest.mark.python_differs
 def weights(draw: Any) -> Weights:
     pieces = draw(st.integers(1, 7))
     number = st.integers(0, 20)
-    each = [draw(number) for _ in range(pieces)]
-    sums = np.cumsum([0.0, *each])
-    below = [draw(number) - draw(st.integers(0, weight)) for weight in each]
+    sizes = [draw(number) for _ in range(pieces)]
+    sums = np.cumsum([0.0, *sizes])
+    below = [draw(number) - draw(st.integers(0, size)) for size in sizes]
     keep = [0.0, *(float(draw(number)) for _ in range(pieces - 1)), 0.0]
     return Weights(sums, sums + [0, *below], np.array(keep))
 
@@ -66,22 +66,22 @@ def test_cheapest_cuts_against_all_sets_of_cuts(w: Weights, limit: int) -> None:
     sets = itertools.chain.from_iterable(itertools.combinations(every, k) for k in range(7))
     totals = [kept(w, list(cuts), limit) for cuts in sets]
     possible = [total for total in totals if total is not None]
-    found, chosen = compiled.cheapest_cuts(w, float(limit))
-    assert found == bool(possible)
-    if found:
+    is_possible, chosen = compiled.cheapest_cuts(w, float(limit))
+    assert is_possible == bool(possible)
+    if is_possible:
         assert kept(w, list(chosen), limit) == min(possible)
 
 
 def test_golden_section_finds_the_minimum() -> None:
-    asked: list[float] = []
+    points: list[float] = []
 
     def cost(x: float) -> float:
-        asked.append(x)
+        points.append(x)
         return (x - 2.2) ** 2
 
     golden_section(cost, 0.0, 7.0, 16)
-    assert len(asked) == 16
-    assert min(abs(x - 2.2) for x in asked) < 0.02
+    assert len(points) == 16
+    assert min(abs(x - 2.2) for x in points) < 0.02
 
 
 def test_a_walk_divides_evenly() -> None:
@@ -106,13 +106,13 @@ def test_weights_of_a_chain() -> None:
     assert squares.until[-1] == pytest.approx(w.until[-1] * tensor, rel=0.01)
 
 
-def unit_times(**told: tuple[float, float]) -> Callable[[Rules], NodeTimes]:
-    """Each operator takes 1 and its gradient 2, but for those that are told."""
+def unit_times(**seconds_of: tuple[float, float]) -> Callable[[Rules], NodeTimes]:
+    """Give each operator 1 and its gradient 2, but for those that are told."""
 
     def times(rules: Rules) -> NodeTimes:
         nodes = rules.graph.nodes
-        given = [(0.0, 0.0) if n.is_variable else told.get(n.op, (1.0, 2.0)) for n in nodes]
-        forward, gradient = np.array(given).T
+        pairs = [(0.0, 0.0) if n.is_variable else seconds_of.get(n.op, (1.0, 2.0)) for n in nodes]
+        forward, gradient = np.array(pairs).T
         return NodeTimes(forward, gradient, np.ones(len(nodes), dtype=np.int64))
 
     return times
@@ -148,10 +148,10 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
         state = random_state(search, random)
         pool, seconds = compiled.evaluate_state(search.space, state)
         mask = compiled.read_state(search.space, state)[0]
-        found = replay(search.rules.trainings[0], mask)
-        assert pool == found.pool_bytes
+        replayed = replay(search.rules.trainings[0], mask)
+        assert pool == replayed.pool_bytes
         n = len(mask)
-        again = found.order[(found.order >= n) & (found.order < 2 * n)] - n
+        again = replayed.order[(replayed.order >= n) & (replayed.order < 2 * n)] - n
         assert not any(copy.tie for copy in search.copies)
         places = [search.insertion.new_index[copy.node] for copy in search.copies]
         used = sum(mask[place] and not mask[place + 1] for place in places)
@@ -161,16 +161,9 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
     assert len(plans) == 20
 
 
-FUSED = {
-    "lstm": networks.lstm(layers=2, steps=7),
-    "highway": networks.highway(),
-    "many": more_networks.many_uses(),
-}
-
-
-@pytest.mark.parametrize("network", FUSED.values(), ids=FUSED)
-def test_fused_plans_are_evaluated_as_they_are_replayed(network: Any) -> None:
-    symbol, shapes = network
+@pytest.mark.parametrize("name", ["lstm", "highway", "many uses"])
+def test_fused_plans_are_evaluated_as_they_are_replayed(name: str) -> None:
+    symbol, shapes = LARGE[name]()
     search, random = search_of(symbol, shapes, targets=targets_of("gpu")), np.random.RandomState(0)
     differ = 0
     for _ in range(20):
@@ -185,11 +178,11 @@ def test_fused_plans_are_evaluated_as_they_are_replayed(network: Any) -> None:
 def test_a_plan_without_saved_identities_is_added_without_them() -> None:
     search = of_unet()
     mask = search.plain.apply(search.plain.allowed)
-    found = search.add(MarkPlan(mask))
-    assert found is not None and search.copies
-    plan = search.plan(found)
+    added = search.add(MarkPlan(mask))
+    assert added is not None and search.copies
+    plan = search.plan(added)
     assert not plan.copies and (plan.mask == mask).all()
-    assert found.pool_bytes == search.plain.replay(mask).pool_bytes
+    assert added.pool_bytes == search.plain.replay(mask).pool_bytes
 
 
 def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last() -> None:
@@ -266,8 +259,8 @@ def test_the_fastest_of_each_size_is_kept(most: int) -> None:
     archive = empty_archive(most, sizes, (2,), np.int8)
 
     def taken() -> list[tuple[int, float]]:
-        known = np.isfinite(archive.seconds)
-        plans = zip(archive.pools[known].tolist(), archive.seconds[known].tolist())
+        is_known = np.isfinite(archive.seconds)
+        plans = zip(archive.pools[is_known].tolist(), archive.seconds[is_known].tolist())
         return not_dominated(plans, lambda plan: plan)
 
     compiled.record(archive, most + 1, 0.0, np.array([1, 1], np.int8))
@@ -282,7 +275,7 @@ def test_the_fastest_of_each_size_is_kept(most: int) -> None:
     assert taken() == [(smaller, 0.5)] and archive.states.sum() == 1
 
 
-def test_not_dominated() -> None:
+def test_not_dominated_keeps_the_pareto_front() -> None:
     plans = [(0, 9), (1, 8), (2, 8), (3, 9), (4, 5), (4, 6)]
     assert not_dominated(plans[::-1], lambda plan: plan) == [(0, 9), (1, 8), (4, 5)]
     assert not_dominated([], lambda plan: plan) == []
@@ -306,8 +299,8 @@ def test_a_product_with_one_takes_time() -> None:
         (["fc0", "clip0", "fc1", "clip1"], ["clip0", "clip1"], 4 + 2 * 320),
     ):
         mask = np.isin(names, recomputed)
-        asked = MarkPlan(mask, tuple(copies[name] for name in copied))
-        plan = price_plan(rules, tie_times(20, 300), asked)
+        mark_plan = MarkPlan(mask, tuple(copies[name] for name in copied))
+        plan = price_plan(rules, tie_times(20, 300), mark_plan)
         assert (plan.plan.mask == mask).all() and [names[c.node] for c in plan.copies] == copied
         assert plan.time == seconds
 
@@ -326,12 +319,12 @@ def test_the_search_tells_what_plans_take() -> None:
 
 
 def test_the_plan_does_not_depend_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    plans = []
     for cores in (1, 3):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: range(cores))
         forget()
-        found.append(memonger.plan(*networks.googlenet(batch=2, divide=4), patience=0.5))
-    assert found[0].symbol.tojson() == found[1].symbol.tojson() and found[0].recomputed
+        plans.append(memonger.plan(*networks.googlenet(batch=2, divide=4), patience=0.5))
+    assert plans[0].symbol.tojson() == plans[1].symbol.tojson() and plans[0].recomputed
 
 
 def test_the_original_plan_of_a_network_without_marks_is_a_candidate() -> None:
@@ -354,10 +347,10 @@ def test_cuts_come_after_copies_and_at_marks() -> None:
     assert len(cheap_cuts(rules.graph, 3, marked)) <= 3  # too many marks
     with_them = rules.with_copies(copies)
     nodes = with_them.graph.nodes
-    told = {cut.after: cut for cut in every_cut(with_them.graph)}
+    cut_after = {cut.after: cut for cut in every_cut(with_them.graph)}
     index = with_them.insertion.new_index
     followed = {int(index[c.node]) + k for c in copies for k in range(c.offset)}
     for cut in cuts_behind_copies(cuts, with_them.insertion):
         assert cut.after not in followed
-        assert sorted(cut.entries) == sorted(told[cut.after].entries)
+        assert sorted(cut.entries) == sorted(cut_after[cut.after].entries)
         assert any(nodes[i].name.endswith("_keep") for i in cut.keep)

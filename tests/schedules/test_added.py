@@ -14,7 +14,7 @@ from memonger.schedules.execution.symbol import scheduled
 import networks
 from drawn_schedules import LEVELS, work_of
 from modules import SHAPES, net
-from more_networks import unrolled
+from zoo import unrolled
 from planned import assert_alike, run_code
 
 S = mx.sym
@@ -22,13 +22,13 @@ Network = Tuple[Any, Dict[str, Any]]
 
 
 def cells(steps: int) -> Network:
-    """Their weights are read once in each step, so their gradients have so many terms."""
+    """Build cells whose weights are read in each step: gradients have so many terms."""
     return unrolled(steps), dict.fromkeys(("data", "softmax_label"), (8, steps))
 
 
 @networks.freshly_named
 def embedded_twice() -> Network:
-    """Two inputs read the rows of one Embedding, each many times."""
+    """Let two inputs read the rows of one Embedding, each many times."""
     weight = S.Variable("weight")
     rows = {"input_dim": 3, "output_dim": 16}
     x, y = (S.Embedding(S.Variable(name), weight, **rows) for name in ("data", "other"))
@@ -40,7 +40,7 @@ def embedded_twice() -> Network:
 
 @networks.freshly_named
 def layers(batch: int = 1500) -> Network:
-    """Gradients of weights are sums over the batch, that of data one over 1200 units."""
+    """Build layers with gradients that are sums over the batch, and one over 1200 units."""
     x = S.Variable("data")
     for width in (40, 1200, 40, 40, 40):
         x = S.Activation(S.FullyConnected(x, num_hidden=width), act_type="tanh")
@@ -50,7 +50,7 @@ def layers(batch: int = 1500) -> Network:
 
 @networks.freshly_named
 def products() -> Network:
-    """Of matrices, by MXNet's own operators, with float64."""
+    """Build products of matrices by MXNet's own operators, with float64."""
     x = S.Variable("data")
     for k in range(4):
         x = S.tanh(S.dot(x, S.Variable(f"w{k}", shape=(32, 32))))
@@ -79,7 +79,7 @@ def parameters(network: Network) -> list[str]:
 
 @pytest.mark.parametrize("level", ["plain", "one level", "three levels"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_added_as_mxnet_does(name: str, level: str) -> None:
+def test_gradients_are_added_as_mxnet_adds_them(name: str, level: str) -> None:
     """All gradients are added, those of inputs too; or every other is written."""
     network = NETWORKS[name]()
     names = parameters(network)
@@ -91,7 +91,7 @@ def test_added_as_mxnet_does(name: str, level: str) -> None:
 
 @networks.freshly_named
 def shared(product: str, times: int = 9) -> Network:
-    """A product whose weight is read so often that MXNet adds its gradients in a chain."""
+    """Return a product whose weight is read so often that MXNet adds its gradients in a chain."""
     x, weight = S.Variable("data"), S.Variable("weight", shape=(40, 40))
     for _ in range(times):
         if product == "dot":
@@ -107,7 +107,7 @@ def shared(product: str, times: int = 9) -> Network:
 
 
 @pytest.mark.parametrize("product", ["dot", "fully connected", "embedding"])
-def test_chains_of_sums(product: str) -> None:
+def test_chains_of_sums_round_as_mxnet_rounds_them(product: str) -> None:
     """Products of matrices then begin with the sum so far, which rounds otherwise."""
     for request, level in (("write", "plain"), ("add", "everything"), ("write", "everything")):
         compare(shared(product), {"data": "null", "weight": request}, level, steps=2)
@@ -119,29 +119,29 @@ Arrays = Dict[str, Any]
 def in_one_array(arrays: Arrays) -> Arrays:
     """Put arrays one after the other into slices of one."""
     joined = mx.nd.concat(*[array.reshape((-1,)) for array in arrays.values()], dim=0)
-    found, start = {}, 0
+    slices, start = {}, 0
     for name, array in arrays.items():
-        found[name] = joined[start : start + array.size].reshape(array.shape)
+        slices[name] = joined[start : start + array.size].reshape(array.shape)
         start += array.size
-    return found
+    return slices
 
 
 def filled(network: Network) -> tuple[Arrays, Arrays]:
-    """Arrays for all arguments, and for the gradients of the parameters."""
+    """Return arrays for all arguments, and for the gradients of the parameters."""
     random = np.random.RandomState(0)
-    known = dict(zip(network[0].list_arguments(), network[0].infer_shape(**network[1])[0]))
+    shape_of = dict(zip(network[0].list_arguments(), network[0].infer_shape(**network[1])[0]))
     args, grads = (
-        {name: mx.nd.array(random.uniform(-1, 1, shape)) for name, shape in known.items()}
+        {name: mx.nd.array(random.uniform(-1, 1, shape)) for name, shape in shape_of.items()}
         for _ in range(2)
     )
     return args, {name: grads[name] for name in parameters(network)}
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])
-def test_gradients_in_one_array(request_: str) -> None:
+def test_gradients_may_be_slices_of_one_array(request_: str) -> None:
     """They share a variable of MXNet's engine, and the parameters another one."""
     network = layers(4)
-    found = []
+    results = []
     for symbol in network[0], scheduled(network[0], LEVELS["everything"](work_of(*network), 1)):
         args, grads = filled(network)
         args.update(in_one_array({name: args[name] for name in grads}))
@@ -151,8 +151,8 @@ def test_gradients_in_one_array(request_: str) -> None:
         for _ in range(2):
             executor.forward(is_train=True)
             executor.backward()
-        found.append([array.asnumpy() for array in grads.values()])
-    assert all(map(np.array_equal, *found))
+        results.append([array.asnumpy() for array in grads.values()])
+    assert all(map(np.array_equal, *results))
 
 
 def test_the_forward_pass_leaves_gradients_alone() -> None:
@@ -171,7 +171,7 @@ def test_the_forward_pass_leaves_gradients_alone() -> None:
     assert (gradient.asnumpy() != 7).all()
 
 
-def test_overlaps_are_refused() -> None:
+def test_arrays_that_overlap_are_refused() -> None:
     network = layers(4)
     planned = scheduled(network[0], LEVELS["plain"](work_of(*network), 1))
     args, grads = filled(network)
@@ -190,7 +190,7 @@ def test_overlaps_are_refused() -> None:
                 planned.bind(mx.cpu(), args, {**grads, **instead}, requests)
 
 
-def test_sums_of_what_is_given() -> None:
+def test_head_gradients_alone_are_added_up() -> None:
     """Of head gradients alone: no operator of the forward pass comes before them."""
     a, b = S.Variable("a"), S.Variable("b")
     network = S.add_n(*[a] * 3, *[b] * 6), {"a": (3, 4), "b": (3, 4)}
@@ -221,11 +221,11 @@ def test_what_mxnet_adds_to_and_reads_is_right() -> None:
         assert np.array_equal(gradient(planned, before), expected)
 
 
-def test_without_mkldnn() -> None:
+def test_without_mkldnn_gradients_are_added_as_mxnet_adds_them() -> None:
     """Products of matrices then add to the array within their sums."""
     calls = [
-        f"t.test_added_as_mxnet_does({name!r}, 'three levels')"
+        f"t.test_gradients_are_added_as_mxnet_adds_them({name!r}, 'three levels')"
         for name in ("layers", "convolutions", "cells of 7 steps")
     ]
-    calls.append("t.test_chains_of_sums('fully connected')")
+    calls.append("t.test_chains_of_sums_round_as_mxnet_rounds_them('fully connected')")
     run_code("; ".join(["import test_added as t", *calls]), MXNET_MKLDNN_ENABLED="0")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import re
 import threading
 import weakref
 from typing import Any, Callable, Iterator
@@ -17,12 +16,11 @@ from memonger.schedules.execution.executor import POISON
 from memonger.schedules.execution.symbol import scheduled
 from memonger.support.kernels import compiled
 
-import blocked_networks
 import networks
 from drawn_schedules import LEVELS, work_of
-from more_networks import OUTPUTS, TINY
+from zoo import OUTPUTS, TINY, drawn
 from operator_cases import CASES, SMALL_SHAPES, small_net
-from planned import assert_alike, elsewhere, positive
+from planned import assert_alike, elsewhere, positive, process_mb
 
 S = mx.sym
 
@@ -30,10 +28,7 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     **TINY,
     **OUTPUTS,
     "detection": lambda: networks.detection(batch=1, image=64, classes=3, objects=2),
-    **{
-        f"drawn {seed}": functools.partial(blocked_networks.drawn, seed)
-        for seed in (0, 1, 2, 3, 5, 7)
-    },
+    **{f"drawn {seed}": functools.partial(drawn, seed) for seed in (0, 1, 2, 3, 5, 7)},
 }
 
 
@@ -48,7 +43,7 @@ def planned(network: Any, level: str, seed: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_nothing_dead_is_read(name: str, poison: None) -> None:
+def test_no_operator_reads_what_is_dead(name: str, poison: None) -> None:
     network = NETWORKS[name]()
     steps = 1 if name == "shared weights" else 2
     for level in ("plain", "six levels"):
@@ -62,14 +57,16 @@ def chain(batch: int = 8, layers: int = 3) -> Any:
     return S.SoftmaxOutput(x, name="softmax"), {"data": (batch, 16), "softmax_label": (batch,)}
 
 
-def test_what_dies_too_early_shows(poison: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_dies_too_early_changes_results(
+    poison: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each block in turn is said to be dead one row before it is: what reads it there, shows."""
     network, usual = chain(), compiled.lifetimes
-    found = planned(network, "three levels").recipe
+    recipe = planned(network, "three levels").recipe
     ends: list[int] = []
 
-    def shortened(block: int, *about: Any) -> Any:
-        alive, lives = usual(*about)
+    def shortened(block: int, *arguments: Any) -> Any:
+        alive, lives = usual(*arguments)
         ends[:] = np.flatnonzero(~lives.of_caller & (lives.stop > lives.start)).tolist()
         stop = lives.stop.copy()
         stop[ends[block]] -= 1
@@ -78,7 +75,7 @@ def test_what_dies_too_early_shows(poison: None, monkeypatch: pytest.MonkeyPatch
     block = 0
     while block == 0 or block < len(ends):
         monkeypatch.setattr(compiled, "lifetimes", functools.partial(shortened, block))
-        symbol = scheduled(network[0], found.schedule)
+        symbol = scheduled(network[0], recipe.schedule)
         assert not memonger.check(network[0], symbol, network[1], steps=1), f"block {block}"
         block += 1
     assert block > 6
@@ -97,7 +94,7 @@ def bound(symbol: Any, batch: int, **options: Any) -> Any:
     return executor
 
 
-def test_one_arena_for_all_shapes() -> None:
+def test_executors_of_all_shapes_share_one_arena_that_is_freed_with_the_last() -> None:
     """The largest step says how large; with the last of its executors it is freed."""
     symbol = planned(chain(), "plain")
     first = bound(symbol, 8)
@@ -133,43 +130,40 @@ def test_an_executor_whose_arena_another_has_used_says_so() -> None:
     one.backward()
 
 
-def resident() -> float:
-    """MB of this process that are in memory."""
-    with open("/proc/self/status") as status:
-        return int(re.findall(r"VmRSS:\s+(\d+)", status.read())[0]) / 1024
-
-
 def grown_by_arenas() -> list[tuple[float, float]]:
-    """MB that were told and those that a process grew by: an arena, a larger one, and none."""
+    """Return the MB predicted and those that a process grew by: an arena, a larger one, none."""
     network, larger = chain(batch=200_000, layers=6), chain(batch=300_000, layers=6)
     symbol = planned(network, "plain")
     for _ in range(2):  # MXNet keeps temporary space that the first has asked for
         executors: list[Any] = []
-        found: list[tuple[float, float]] = []
+        sizes: list[tuple[float, float]] = []
         for _, shapes in network, larger:
             lent = executors[-1] if executors else None
             executors.append(symbol.simple_bind(mx.cpu(), "write", shared_exec=lent, **shapes))
-            told = executors[0].arena.nbytes / 2**20 - sum(told for told, _ in found)
+            predicted = executors[0].arena.nbytes / 2**20 - sum(predicted for predicted, _ in sizes)
             mx.nd.waitall()
-            before = resident()
+            before = process_mb()
             executors[-1].forward(is_train=True)
             executors[-1].backward()
             mx.nd.waitall()
-            found.append((told, resident() - before))
+            sizes.append((predicted, process_mb() - before))
         memory = weakref.ref(executors[0].arena)
-        before = resident()
+        before = process_mb()
         del executors, lent
         gc.collect()
         mx.nd.waitall()
         assert memory() is None
-        found.append((-sum(told for told, _ in found), resident() - before))
-    return found
+        sizes.append((-sum(predicted for predicted, _ in sizes), process_mb() - before))
+    return sizes
 
 
 def test_an_arena_is_as_large_as_told_and_freed_when_it_grows_and_in_the_end() -> None:
     (one, larger, none), _ = elsewhere(grown_by_arenas)
     assert one[0] > 60 and larger[0] > 30
-    assert all(told - 2 < grown < told + 20 for told, grown in (one, larger)), (one, larger)
+    assert all(predicted - 2 < grown < predicted + 20 for predicted, grown in (one, larger)), (
+        one,
+        larger,
+    )
     assert none[1] < none[0] + 5
 
 
@@ -182,9 +176,9 @@ ADDED = "BatchNorm_v1 SyncBatchNorm BatchNormWithReLU LeakyReLU_prelu broadcast_
 def test_gradients_that_are_made_otherwise(name: str, how: str, poison: None) -> None:
     symbol = small_net(CASES[name])
     requests = {n: "null" if n in SMALL_SHAPES else how for n in symbol.list_arguments()}
-    about = {"values": positive(symbol, SMALL_SHAPES), "grad_req": requests}
+    options = {"values": positive(symbol, SMALL_SHAPES), "grad_req": requests}
     for level in ("plain", "everything"):
-        assert_alike(symbol, planned((symbol, SMALL_SHAPES), level), SMALL_SHAPES, **about)
+        assert_alike(symbol, planned((symbol, SMALL_SHAPES), level), SMALL_SHAPES, **options)
 
 
 @pytest.mark.parametrize("level", ["three levels", "everything"])
@@ -203,20 +197,20 @@ def test_normalizations_in_float16_run_again(level: str, poison: None) -> None:
 
 def differing(rounds: int, threads: int = 0, size: int = 0, device: int = 0) -> list[str]:
     """Train networks by schedules, again and again, beside other threads; what differs."""
-    found: list[str] = []
+    differences: list[str] = []
 
     def train(seed: int) -> None:
         context = mx.cpu((device + seed) % 2 if device else 0)
         for k in range(rounds):
-            network = blocked_networks.drawn(seed + 2 * k)
+            network = drawn(seed + 2 * k)
             try:
                 report = memonger.check(
                     network[0], planned(network, "one level", k), network[1], ctx=context
                 )
             except memonger.MemongerError as error:
-                found.append(str(error))
+                differences.append(str(error))
             else:
-                found.extend([] if report else [str(report)])
+                differences.extend([] if report else [str(report)])
 
     others = [threading.Thread(target=train, args=(k + 1,)) for k in range(threads)]
     for other in others:
@@ -225,7 +219,7 @@ def differing(rounds: int, threads: int = 0, size: int = 0, device: int = 0) -> 
         train(0)
     for other in others:
         other.join()
-    return found
+    return differences
 
 
 THREADS = {"MXNET_CPU_WORKER_NTHREADS": "4"}
@@ -246,7 +240,7 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_whatever_the_engine_does(name: str) -> None:
+def test_no_engine_nor_thread_changes_a_bit(name: str) -> None:
     options, environment = ENGINES[name]
     work = functools.partial(differing, 2, **options)
     assert elsewhere(work, **environment)[0] == []
@@ -273,29 +267,29 @@ def disturbed(file: str) -> list[Any]:
 
     What differs from an unplanned training, the size of bulks, and the results that were told.
     """
-    symbol, shapes = blocked_networks.drawn(2)
+    symbol, shapes = drawn(2)
     requests = {n: "null" if n in shapes else "write" for n in symbol.list_arguments()}
     usual, ours = (
-        each.simple_bind(mx.cpu(), requests, **shapes)
-        for each in (symbol, planned((symbol, shapes), "three levels"))
+        network.simple_bind(mx.cpu(), requests, **shapes)
+        for network in (symbol, planned((symbol, shapes), "three levels"))
     )
-    profiler, told = mx.profiler, set()
-    about = {"profile_imperative": True, "continuous_dump": False, "filename": file}
+    profiler, names = mx.profiler, set()
+    settings = {"profile_imperative": True, "continuous_dump": False, "filename": file}
     changes: dict[int, list[Callable[[], Any]]] = {
         1: [lambda: mx.engine.set_bulk_size(7)],
-        2: [lambda: profiler.set_config(**about), lambda: profiler.set_state("run")],
-        5: [lambda: profiler.set_config(**about, aggregate_stats=True)],  # no bulks from here on
-        20: [lambda: profiler.set_config(**about), lambda: profiler.set_state("stop")],
-        21: [lambda: ours.set_monitor_callback(lambda name, _: told.add(name))],
+        2: [lambda: profiler.set_config(**settings), lambda: profiler.set_state("run")],
+        5: [lambda: profiler.set_config(**settings, aggregate_stats=True)],  # no bulks from here on
+        20: [lambda: profiler.set_config(**settings), lambda: profiler.set_state("stop")],
+        21: [lambda: ours.set_monitor_callback(lambda name, _: names.add(name))],
     }
-    found: list[Any] = []
+    unequal: list[Any] = []
     for number, (expected, result) in enumerate(zip(passes(usual), passes(ours))):
         if not all(map(np.array_equal, expected, result)):
-            found.append(number)
+            unequal.append(number)
         for change in changes.get(number, ()):
             change()
     profiler.dump()  # it raises an error if somebody else has ended it
-    return [*found, mx.engine.set_bulk_size(0), len(told) > 10]
+    return [*unequal, mx.engine.set_bulk_size(0), len(names) > 10]
 
 
 def test_profiler_bulks_and_monitor_may_come_and_go(tmp_path: Any) -> None:
@@ -310,7 +304,7 @@ def test_a_larger_step_that_is_bound_between_the_passes_changes_nothing() -> Non
     symbol = memonger.plan(
         S.MakeLoss(S.mean(net)), data=(64, 32), how="schedule", work=2.0, patience=0.05
     ).symbol
-    found = []
+    gradients = []
     for between in (False, True):
         random = np.random.RandomState(0)
         executor = symbol.simple_bind(mx.cpu(), data=(64, 32))
@@ -319,10 +313,10 @@ def test_a_larger_step_that_is_bound_between_the_passes_changes_nothing() -> Non
         executor.forward(is_train=True)
         larger = executor.reshape(allow_up_sizing=True, data=(256, 32)) if between else None
         executor.backward()
-        found.append([array.asnumpy() for array in executor.grad_arrays])
+        gradients.append([array.asnumpy() for array in executor.grad_arrays])
         if larger is not None:
             executor.forward(is_train=True)
             larger.forward(is_train=True)
             with pytest.raises(memonger.MemongerError, match="has overwritten its results"):
                 executor.backward()
-    assert all(map(np.array_equal, *found))
+    assert all(map(np.array_equal, *gradients))

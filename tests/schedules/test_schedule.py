@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, Iterable
 
-import blocked_networks
 import memonger
 import mxnet as mx
 import pytest
@@ -18,31 +17,17 @@ from memonger.solve.memory import predict_step
 from memonger.support.mxnet import environment
 
 import networks
-from more_networks import OUTPUTS, TINY, many_uses, rnn_cells
 from operator_cases import CASES, PLANNED_SHAPES, SMALL_SHAPES, planned_net, small_net
+from zoo import LARGE, OUTPUTS, TINY, drawn
 from planned import as_module, assert_alike, forward, positive
 from alive import check_memory
 from drawn_schedules import LEVELS, everything, work_of
 
-NETS: dict[str, Any] = {
-    **TINY,
-    **OUTPUTS,
-    "cells": lambda: rnn_cells(False, steps=5, hidden=8),
-    "fused cells": lambda: rnn_cells(True, steps=5, hidden=8),
-}
-
-LARGE: dict[str, Any] = {
-    "resnet50_v1": lambda: networks.model_zoo("resnet50_v1"),
-    "densenet121": lambda: networks.model_zoo("densenet121"),
-    "unet": lambda: networks.unet(),
-    "transformer": lambda: networks.transformer(dropout=0.1),
-    "many uses": many_uses,
-    "mx.rnn": lambda: rnn_cells(False),
-}
+SMALL_NETWORKS = {**TINY, **OUTPUTS}
 
 
 def train(symbol: Any, shapes: Any, levels: Iterable[str], added: str = "", **more: Any) -> None:
-    """Training by these schedules, one with added gradients, is as without, in the memory told.
+    """Check that these schedules, one with added gradients, change no bit and take what is told.
 
     With the first one, whatever is dead is overwritten: no operator reads it.
     """
@@ -58,8 +43,10 @@ def train(symbol: Any, shapes: Any, levels: Iterable[str], added: str = "", **mo
         with environment(MEMONGER_POISON="" if k else "1"):
             assert_alike(symbol, planned, shapes, grad_req=requests, **more)
         executor = planned.simple_bind(mx.cpu(), requests, types, **shapes)
-        made = {id(a): a for a in executor.outputs if all(a is not b for b in executor.arg_arrays)}
-        taken = executor.arena.nbytes + sum(a.size * a.dtype().itemsize for a in made.values())
+        outputs = {
+            id(a): a for a in executor.outputs if all(a is not b for b in executor.arg_arrays)
+        }
+        taken = executor.arena.nbytes + sum(a.size * a.dtype().itemsize for a in outputs.values())
         step = step_for(forward(symbol, shapes, types), schedule, requests, has_mkldnn(mx.cpu()))
         assert taken == predict_step(step).pool_bytes
         check_memory(step)
@@ -89,18 +76,20 @@ OPERATORS = [
 
 
 @pytest.mark.parametrize("name, where, levels", OPERATORS)
-def test_operators(name: str, where: Any, levels: Iterable[str]) -> None:
+def test_every_operator_trains_to_the_same_bits_in_the_memory_predicted(
+    name: str, where: Any, levels: Iterable[str]
+) -> None:
     build, shapes = where
     symbol = build(CASES[name])
     added = "one level" if build is small_net else ""
     train(symbol, shapes, levels, added, steps=2, values=positive(symbol, shapes))
 
 
-def test_put_in_where_layouts_differ() -> None:
-    work = work_of(*blocked_networks.drawn(7))
-    made = make_parts(work)
-    found = set().union(*(inserted(build_step(made, LEVELS[name](work, 0))) for name in FAST))
-    assert found == {"Pooling", "Reshape", "add_n", "max"}
+def test_operators_are_put_in_where_layouts_differ() -> None:
+    work = work_of(*drawn(7))
+    parts = make_parts(work)
+    operators = set().union(*(inserted(build_step(parts, LEVELS[name](work, 0))) for name in FAST))
+    assert operators == {"Pooling", "Reshape", "add_n", "max"}
     assert make_parts(work_of(*networks.lstm(steps=5))).expected is None  # no convolutions
 
 
@@ -109,7 +98,7 @@ def inserted(step: TrainingStep) -> set[str]:
 
 
 def test_no_schedule_is_refused_for_layouts_where_there_are_none() -> None:
-    work = work_of(*blocked_networks.drawn(9))
+    work = work_of(*drawn(9))
     schedule = LEVELS["six levels"](work, 0)
     with pytest.raises(memonger.MemongerError, match="would lay out what") as caught:
         build_step(make_parts(work), schedule)
@@ -126,7 +115,7 @@ def test_what_is_read_for_its_shape_may_lie_in_any_layout() -> None:
     train(symbol, {"data": (1, 2, 2, 2), "softmax_label": (1,)}, LEVELS)
 
 
-def test_names_that_are_not_ascii() -> None:
+def test_names_may_have_any_letters() -> None:
     x = mx.sym.Variable("données")
     for i in range(4):
         x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=4, name=f"é{i}"), "tanh")
@@ -137,7 +126,7 @@ def test_names_that_are_not_ascii() -> None:
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule"])
-def test_networks_with_nothing_to_plan(how: str) -> None:
+def test_a_network_with_nothing_to_plan_gets_no_plan(how: str) -> None:
     S, x, shapes = mx.sym, mx.sym.Variable("data"), {"data": (4, 8)}
     fixed = S.FullyConnected(S.BlockGrad(x), num_hidden=2, name="fc")
     loss = S.LinearRegressionOutput(x, name="out")
@@ -153,7 +142,7 @@ def test_networks_with_nothing_to_plan(how: str) -> None:
         assert len(memonger.frontier(net, shapes, how=how, patience=0.02)) == 1
 
 
-def test_refused_in_words() -> None:
+def test_networks_without_a_schedule_are_refused_in_words() -> None:
     data = mx.sym.Variable("data")
     x = mx.sym.Embedding(data, input_dim=5, output_dim=2, sparse_grad=True)
     for symbol, words in ((data, "no operators"), (mx.sym.MakeLoss(x), "row by row")):
@@ -164,7 +153,7 @@ def test_refused_in_words() -> None:
 
 
 def biased(times: int) -> Any:
-    """One bias in several FullyConnected operators, and statistics that their gradients move."""
+    """Let several FullyConnected share one bias, with statistics that their gradients move."""
     x, bias = mx.sym.Variable("data"), mx.sym.Variable("bias")
     for k in range(times):
         x = mx.sym.tanh(mx.sym.FullyConnected(x, bias=bias, num_hidden=4, name=f"fc{k}"))
@@ -185,7 +174,7 @@ def test_bias_of_a_fixed_weight_is_left_out(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize("name", ["Convolution", "BatchNorm", "FullyConnected", "LayerNorm"])
-def test_float64(name: str) -> None:
+def test_operators_in_float64_train_to_the_same_bits(name: str) -> None:
     symbol = small_net(CASES[name])
     types = {"data": "float64"}
     graph = forward(symbol, SMALL_SHAPES, types)
@@ -194,17 +183,19 @@ def test_float64(name: str) -> None:
     train(symbol, SMALL_SHAPES, ALONE, type_dict=types, values=values)
 
 
-@pytest.mark.parametrize("name", sorted(NETS))
-def test_networks(name: str) -> None:
-    symbol, shapes = NETS[name]()
+@pytest.mark.parametrize("name", sorted(SMALL_NETWORKS))
+def test_every_small_network_trains_to_the_same_bits_by_schedules_of_all_levels(name: str) -> None:
+    symbol, shapes = SMALL_NETWORKS[name]()
     # Trained longer, the one with shared weights diverges.
     steps = 1 if name == "shared weights" else 2
     small = len(work_of(symbol, shapes).operators) < 60
     train(symbol, shapes, LEVELS if small else FAST, steps=steps)
 
 
-@pytest.mark.parametrize("name", LARGE)
-def test_memory_is_predicted(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["resnet50_v1", "densenet121", "unet", "transformer", "many uses", "mx.rnn"]
+)
+def test_the_memory_of_large_networks_is_predicted(name: str) -> None:
     symbol, shapes = LARGE[name]()
     work = work_of(symbol, shapes)
     assert not work.training.inexact

@@ -20,7 +20,7 @@ from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
 from mxnet.contrib import amp
 
 from drawn_schedules import everything, nested, work_of
-from modules import BATCH, IMAGES, SHAPES, batch_arrays, filled, net, planned, same, stepped
+from modules import BATCH, IMAGES, SHAPES, batch_arrays, bound, filled, net, planned, same, stepped
 from planned import elsewhere
 
 pytestmark = pytest.mark.python_differs
@@ -33,19 +33,12 @@ Error = memonger.MemongerError
 # ---------------------------------------------------------------------- bound by hand
 
 
-def bound(symbol: Any, request: Any) -> Any:
-    shapes, _, states = symbol.infer_shape(data=(BATCH, 3, 8, 8))
-    args = {n: mx.nd.zeros(shape) for n, shape in zip(symbol.list_arguments(), shapes)}
-    grads = {n: mx.nd.zeros(array.shape) for n, array in args.items() if n != "data"}
-    return symbol.bind(mx.cpu(), args, grads, request, list(map(mx.nd.zeros, states)))
-
-
 @pytest.mark.parametrize(
     "request_",
     ["write", "add", {"fc_weight": "add", "convolution0_bias": "write"}, ["write"] * 22],
     ids=["write", "add", "dict", "list"],
 )
-def test_bind_and_simple_bind(request_: Any) -> None:
+def test_bind_and_simple_bind_train_to_the_bits_of_the_network(request_: Any) -> None:
     assert len(net().list_arguments()) == 22
     usual = stepped(filled(bound(net(), request_)))
     ours = bound(planned(), request_)
@@ -53,12 +46,15 @@ def test_bind_and_simple_bind(request_: Any) -> None:
     same(usual, stepped(filled(ours)))
     assert all(one is other for one, other in zip(arrays, ours.grad_arrays))
     executor = filled(planned().simple_bind(mx.cpu(), grad_req=request_, **SHAPES))
-    found = stepped(executor)  # without arrays for what is not asked for
-    same({k: usual[k] for k in found if k in usual}, {k: found[k] for k in found if k in usual})
-    assert len(found) >= 3 * (1 + 2 + 8)
+    arrays_of_simple_bind = stepped(executor)  # without arrays for what is not asked for
+    same(
+        {k: usual[k] for k in arrays_of_simple_bind if k in usual},
+        {k: arrays_of_simple_bind[k] for k in arrays_of_simple_bind if k in usual},
+    )
+    assert len(arrays_of_simple_bind) >= 3 * (1 + 2 + 8)
 
 
-def test_head_gradients() -> None:
+def test_head_gradients_may_be_an_array_a_list_or_a_dict() -> None:
     """As an array, a list or a dict; of two outputs, one of which is a loss."""
     with mx.name.NameManager():
         x = S.Variable("data")
@@ -67,7 +63,7 @@ def test_head_gradients() -> None:
         loss = S.MakeLoss(S.sum(x * x), name="loss")
         symbol = S.Group([loss, S.FullyConnected(x, num_hidden=3, name="scores")])
     work = work_of(symbol, {"data": (5, 7)}, symbol.list_arguments())
-    random, found = np.random.RandomState, []
+    random, results = np.random.RandomState, []
     heads = [mx.nd.ones((1,)), mx.nd.array(random(0).normal(size=(5, 3)))]
     by_name = dict(zip(("loss_output", "scores_output"), heads))
     ways: list[Any] = [symbol, scheduled(symbol, nested(work, 2, 1, 0.9))]
@@ -75,9 +71,9 @@ def test_head_gradients() -> None:
         executor = one.simple_bind(mx.cpu(), data=(5, 7))
         for k, array in enumerate(executor.arg_arrays):
             array[:] = mx.nd.array(random(k).normal(size=array.shape))
-        found += [stepped(executor, heads), stepped(executor, by_name)]
-    for other in found[1:]:
-        same(found[0], other)
+        results += [stepped(executor, heads), stepped(executor, by_name)]
+    for other in results[1:]:
+        same(results[0], other)
     with pytest.raises(Error, match="'scores_output' is no loss"):
         executor.forward(is_train=True)
         executor.backward(heads[:1])
@@ -88,19 +84,19 @@ def test_reshaped_it_trains_alike(request_: str) -> None:
     """With the parameters and the states of the one that was reshaped."""
     # Nobody writes the gradient of a label, not even zeros.
     requests = {n: request_ for n in net().list_arguments() if n != "softmax_label"}
-    made = [filled(s.simple_bind(mx.cpu(), requests, **SHAPES)) for s in (net(), planned())]
-    same(*map(stepped, made))
+    executors = [filled(s.simple_bind(mx.cpu(), requests, **SHAPES)) for s in (net(), planned())]
+    same(*map(stepped, executors))
     for size in (8, BATCH, 48):
         shapes = {"data": (size, 3, 8, 8), "softmax_label": (size,)}
-        others = [each.reshape(allow_up_sizing=True, **shapes) for each in made]
-        for each in others:
-            each.copy_params_from(batch_arrays(size))
+        others = [executor.reshape(allow_up_sizing=True, **shapes) for executor in executors]
+        for executor in others:
+            executor.copy_params_from(batch_arrays(size))
             if size == 48:  # MXNet takes new arrays as they come
-                each.grad_dict["data"][:] = 0
+                executor.grad_dict["data"][:] = 0
         same(*map(stepped, others))
 
 
-def test_reshape_by_hand() -> None:
+def test_reshape_gives_an_executor_of_the_shapes_that_are_allowed() -> None:
     executor = planned().simple_bind(mx.cpu(), **SHAPES)
     assert executor.reshape(**SHAPES) is executor
     larger = executor.reshape(data=(48, 3, 8, 8), softmax_label=(48,))  # MXNet wants it allowed
@@ -153,8 +149,6 @@ def test_arrays_are_shared_by_a_buffer_only() -> None:
 
 
 def test_an_executor_is_freed_when_it_is_let_go() -> None:
-    """Not some time later, by the collector: its memory is wanted for the next one."""
-
     def let_go() -> list[Any]:
         executor = filled(planned().simple_bind(mx.cpu(), **SHAPES))
         executor.set_monitor_callback(lambda name, array: None)  # a monitor holds none
@@ -170,7 +164,7 @@ def test_an_executor_is_freed_when_it_is_let_go() -> None:
     gc.collect()
     gc.disable()
     try:
-        assert [each() for each in let_go()] == [None, None]
+        assert [reference() for reference in let_go()] == [None, None]
     finally:
         gc.enable()
 
@@ -209,7 +203,9 @@ KEPT: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("way", KEPT)
-def test_kept(way: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_copies_and_single_outputs_keep_their_schedule(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
     symbol = planned()
     other = KEPT[way](symbol)
     assert isinstance(other, ScheduledSymbol)
@@ -254,7 +250,9 @@ def the_warning(caplog: pytest.LogCaptureFixture) -> str:
 
 
 @pytest.mark.parametrize("way", TAKEN)
-def test_told_when_bound_for_training(way: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_lost_its_schedule_warns_when_it_is_bound_for_training(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
     make, said = TAKEN[way]
     other = make(names_once())
     assert other.schedule is None
@@ -287,7 +285,9 @@ PART_OF: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("way", PART_OF)
-def test_told_at_once(way: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_becomes_part_of_another_network_warns_at_once(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
     make, said = PART_OF[way]
     symbol = names_once()
     for _ in range(2):
@@ -333,7 +333,7 @@ GROUPS: dict[str, Any] = {"group2ctx": {"a": mx.cpu(1)}}
 ROW_SPARSE = "input 'words' is stored as row_sparse"
 
 
-def test_refused() -> None:
+def test_what_no_schedule_can_do_is_refused_by_name() -> None:
     plan = nested(work_of(embedding(), TOKENS), 1, 1, 0.9)
     symbol, stored, sparse = (
         scheduled(embedding(**more), plan)
@@ -363,9 +363,9 @@ def test_refused() -> None:
         ("bind: group2ctx|split with group2ctx", args, grads, GROUPS),
         ("of 'fc_weight' and the gradient of 'words' overlap", args, twice, {}),
     ]
-    for words, given, gradients, more in wrong:
+    for words, arrays, gradients, more in wrong:
         with pytest.raises(Error, match=words):
-            symbol.bind(mx.cpu(), given, gradients, **more)
+            symbol.bind(mx.cpu(), arrays, gradients, **more)
     module = mx.mod.Module(symbol, group2ctxs={"a": mx.cpu(1)})
     with pytest.raises(Error, match="group2ctx"):
         module.bind([("data", (4,))], [("softmax_label", (4,))])

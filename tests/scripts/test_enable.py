@@ -19,13 +19,11 @@ import numpy as np
 import pytest
 from memonger.support import cache
 
+import blocks
+import modules
 from modules import BATCH, IMAGES, LABELS, LEARNING, SHAPES, net, parameters
+from zoo import unrolled
 from planned import marked
-
-
-def wait(_: Any) -> None:
-    """Wait until statistics have moved: MXNet itself may read them before."""
-    mx.nd.waitall()
 
 
 def batches() -> Any:
@@ -38,86 +36,28 @@ def values(arrays: Any) -> dict[str, np.ndarray]:
 
 def by_module(symbol: Any) -> dict[str, np.ndarray]:
     module = mx.mod.Module(symbol, context=[mx.cpu(0), mx.cpu(1)])
-    start = parameters(symbol)
-    about = {"arg_params": start, "optimizer_params": LEARNING, "batch_end_callback": wait}
-    module.fit(batches(), num_epoch=2, **about)
+    modules.fit(module, batches())
     assert module.symbol is symbol
-    trained, states = module.get_params()
-    return values({**trained, **states})
+    return modules.trained(module)
 
 
 def by_feed_forward(symbol: Any) -> dict[str, np.ndarray]:
     model = mx.model.FeedForward(symbol, num_epoch=2, arg_params=parameters(symbol), **LEARNING)
-    model.fit(batches(), batch_end_callback=wait)
+    model.fit(batches(), batch_end_callback=modules.after_batch)
     return values({**model.arg_params, **model.aux_params})
 
 
-def by_buckets(symbol: Any) -> dict[str, np.ndarray]:
-    def bucket(length: int) -> Any:
-        with mx.name.NameManager():
-            x = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=8, output_dim=16, name="words")
-            shared = {name: mx.sym.var(f"h_{name}") for name in ("weight", "bias")}
-            h = 0
-            for part in mx.sym.split(x, length, axis=1, squeeze_axis=True):
-                h = mx.sym.Activation(
-                    mx.sym.FullyConnected(h + part, num_hidden=16, **shared), act_type="tanh"
-                )
-            x = mx.sym.FullyConnected(h, num_hidden=4, name="fc")
-            return mx.sym.SoftmaxOutput(x, name="softmax"), ("data",), ("softmax_label",)
-
-    module = mx.mod.BucketingModule(bucket, default_bucket_key=8)
-    module.bind([("data", (16, 8))], [("softmax_label", (16,))])
-    module.init_params(mx.init.One())
-    module.init_optimizer(optimizer_params=LEARNING)
-    for length in (8, 5, 8):
-        words = mx.nd.arange(16 * length).reshape((16, length)) % 8
-        batch = mx.io.DataBatch([words], [mx.nd.arange(16) % 4], bucket_key=length)
-        batch.provide_data, batch.provide_label = (
-            [("data", words.shape)],
-            [("softmax_label", (16,))],
-        )
-        module.forward_backward(batch)
-        module.update()
-    return values(module.get_params()[0])
-
-
-def by_bind(symbol: Any) -> dict[str, np.ndarray]:
-    arrays = {**parameters(symbol), "data": mx.nd.array(IMAGES[:BATCH])}
-    arrays["softmax_label"] = mx.nd.array(LABELS[:BATCH])
-    gradients = {name: mx.nd.zeros_like(each) for name, each in arrays.items()}
-    states = zip(symbol.list_auxiliary_states(), symbol.infer_shape(**SHAPES)[2])
-    aux = {name: mx.nd.ones(shape) for name, shape in states}
-    executor = symbol.bind(mx.cpu(), arrays, gradients, aux_states=aux)
-    for _ in range(2):
-        executor.forward(is_train=True)
-        executor.backward()
-    mx.nd.waitall()
-    return values({**gradients, **{f"state {name}": each for name, each in aux.items()}})
-
-
-def by_gluon(symbol: Any) -> dict[str, np.ndarray]:
-    block = mx.gluon.nn.HybridSequential(prefix="net_")
-    with block.name_scope():
-        for _ in range(4):
-            block.add(mx.gluon.nn.Conv2D(16, 3, padding=1), mx.gluon.nn.BatchNorm())
-            block.add(mx.gluon.nn.Activation("relu"), mx.gluon.nn.Dropout(0.2))
-        block.add(mx.gluon.nn.Dense(4))
-    block.initialize(mx.init.Xavier())
+def by_gluon(_: Any) -> dict[str, np.ndarray]:
+    block = blocks.mlp()
     block.hybridize(static_alloc=True)
-    trainer = mx.gluon.Trainer(block.collect_params(), "sgd", {"learning_rate": 0.05})
-    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
-    for _ in range(2):
-        with mx.autograd.record():
-            loss(block(mx.nd.array(IMAGES[:16])), mx.nd.array(LABELS[:16])).backward()
-        trainer.step(16)
-    return {name: each.data().asnumpy() for name, each in block.collect_params().items()}
+    return blocks.taught(block)
 
 
 WAYS: dict[str, Callable[[Any], dict[str, np.ndarray]]] = {
     "Module": by_module,
     "FeedForward": by_feed_forward,
-    "BucketingModule": by_buckets,
-    "bind": by_bind,
+    "BucketingModule": lambda _: modules.fitted_buckets(unrolled, "write"),
+    "bind": lambda symbol: modules.stepped(modules.filled(modules.bound(symbol, "write"))),
     "Gluon": by_gluon,
 }
 
@@ -130,17 +70,19 @@ def trained(way: str, symbol: Any = None) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("options", [{}, {"how": "schedule"}, {"budget": "70%"}], ids=str)
 @pytest.mark.parametrize("way", WAYS)
-def test_bits(way: str, options: dict[str, Any], capfd: Any) -> None:
+def test_what_is_trained_under_enable_has_the_same_bits_in_less_memory(
+    way: str, options: dict[str, Any], capfd: Any
+) -> None:
     """What is trained is the same, in less memory, and one line tells of each bind."""
     expected = trained(way)
     with memonger.enable(**options, cache=False) as session:
-        found = trained(way)
-    assert expected.keys() == found.keys()
-    assert all(np.array_equal(each, found[name]) for name, each in expected.items())
+        planned = trained(way)
+    assert expected.keys() == planned.keys()
+    assert all(np.array_equal(array, planned[name]) for name, array in expected.items())
     saved = [plan for plan in session.plans if plan.pool_bytes < plan.unplanned_bytes]
-    assert len(saved) == {"Module": 2, "BucketingModule": 2}.get(way, 1)
-    told = [line for line in capfd.readouterr().err.splitlines() if " -> " in line]
-    assert len(told) == len(saved) + 1 and all(line.startswith("memonger: ") for line in told)
+    assert len(saved) == {"Module": 2, "BucketingModule": 3}.get(way, 1)
+    lines = [line for line in capfd.readouterr().err.splitlines() if " -> " in line]
+    assert len(lines) == len(saved) + 1 and all(line.startswith("memonger: ") for line in lines)
 
 
 def test_inference_stays_as_it_is(capfd: Any) -> None:
@@ -157,7 +99,7 @@ def test_inference_stays_as_it_is(capfd: Any) -> None:
 
 
 def original() -> types.ModuleType:
-    """A copy of the original: a module that binds to see what its marks take."""
+    """Return a copy of the original: a module that binds to see what its marks take."""
     copy = types.ModuleType("memonger_of_another")
     exec(
         "def make_mirror_plan(symbol, mx, shapes):\n"
@@ -178,8 +120,8 @@ def test_what_has_a_plan_is_planned_once(capfd: Any) -> None:
     with memonger.enable(cache=False) as session:
         assert "_mirror" not in original().search_plan(symbol, mx, SHAPES)
         again = memonger.search_plan(symbol, data=SHAPES["data"])
-        for each in (again, by_hand, by_hand):
-            each.simple_bind(mx.cpu(), **SHAPES)
+        for network in (again, by_hand, by_hand):
+            network.simple_bind(mx.cpu(), **SHAPES)
         assert memonger.check(symbol, again, SHAPES, steps=1)
         scheduled = memonger.search_plan(symbol, data=SHAPES["data"], how="schedule", work=2.0)
         scheduled.simple_bind(mx.cpu(), **SHAPES)
@@ -189,7 +131,7 @@ def test_what_has_a_plan_is_planned_once(capfd: Any) -> None:
     )
 
 
-def test_a_network_that_cannot_be_planned(capfd: Any) -> None:
+def test_a_network_that_cannot_be_planned_is_bound_as_without(capfd: Any) -> None:
     """It is bound as without, and why is told once; mistakes are MXNet's to tell."""
     weight = mx.sym.var("w", stype="row_sparse")
     symbol = mx.sym.sparse.dot(mx.sym.var("x", stype="csr"), weight)
@@ -200,24 +142,24 @@ def test_a_network_that_cannot_be_planned(capfd: Any) -> None:
             net().simple_bind(mx.cpu(), data=(1, 2))
         with pytest.raises(ValueError, match="key `data` is missing"):
             net().bind(mx.cpu(), {}, {})
-    told = capfd.readouterr().err
-    assert session.plans == [] and told.count("\n") == told.count("'x' is stored as csr") == 1
+    log = capfd.readouterr().err
+    assert session.plans == [] and log.count("\n") == log.count("'x' is stored as csr") == 1
 
 
 @pytest.mark.parametrize("way", ["bind", "Gluon"])
-def test_a_budget_that_nothing_meets(way: str, capfd: Any) -> None:
+def test_a_budget_that_nothing_meets_is_an_error_or_leaves_no_plan(way: str, capfd: Any) -> None:
     expected = trained(way)
     with memonger.enable(budget=1000, cache=False), pytest.raises(memonger.BudgetError):
         trained(way)
     capfd.readouterr()
     with memonger.enable(budget=1000, cache=False, or_plain=True) as session:
-        found = trained(way)
+        plain = trained(way)
     assert session.plans == [] and "trains without a plan: " in capfd.readouterr().err
-    assert all(np.array_equal(each, found[name]) for name, each in expected.items())
+    assert all(np.array_equal(array, plain[name]) for name, array in expected.items())
 
 
 def chain() -> Any:
-    """A network of which a plan keeps copies."""
+    """Build a network of which a plan keeps copies."""
     x = mx.sym.Variable("data")
     for k in range(6):
         x = mx.sym.Convolution(x, num_filter=16, kernel=(3, 3), pad=(1, 1), name=f"conv{k}")
@@ -246,9 +188,9 @@ def test_a_monitor_sees_the_network_as_it_was() -> None:
     expected = seen()
     for how in ("marks", "schedule"):
         with memonger.enable(how=how, cache=False) as session:
-            found = seen()
+            planned = seen()
         assert session.plans[0].recomputed and bool(session.plans[0].copies) == (how == "marks")
-        assert [each[:2] for each in found] == [each[:2] for each in expected]
+        assert [record[:2] for record in planned] == [record[:2] for record in expected]
     assert len(expected) > 40
 
 
@@ -294,12 +236,14 @@ def test_statistics_are_read_when_they_have_moved() -> None:
         executor.backward()
         read = values(executor.aux_dict)
         mx.nd.waitall()
-        assert all(np.array_equal(each, read[n]) for n, each in values(executor.aux_dict).items())
+        assert all(
+            np.array_equal(statistic, read[n]) for n, statistic in values(executor.aux_dict).items()
+        )
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: Any) -> Path:
-    """A cache folder with what is known of the machine, and the one of its plans."""
+    """Return a cache folder with what is known of the machine, and the one of its plans."""
     with memonger.enable(cache=False):
         net().simple_bind(mx.cpu(), **SHAPES)
     for file in Path(os.environ["MEMONGER_CACHE"]).glob("*.json"):
@@ -308,7 +252,7 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
     return tmp_path / "plans"
 
 
-def test_plans_are_kept(folder: Path, monkeypatch: Any) -> None:
+def test_plans_are_kept_for_the_next_process(folder: Path, monkeypatch: Any) -> None:
     """The next process takes the plan, unless it asks for something else or it may be another's."""
 
     def start(**options: Any) -> Any:
@@ -353,15 +297,13 @@ def test_kept_plans_have_bounds(folder: Path) -> None:
     assert "2.json" in left and not {"0.json", "1.json"} & left and len(left) == 2
 
 
-def test_a_plan_is_checked_first(folder: Path, capfd: Any) -> None:
-    """One that computes something else is not used."""
-
+def test_a_plan_is_checked_before_it_is_used(folder: Path, capfd: Any) -> None:
     def start() -> str:
         with memonger.enable(check=True) as session:
             net(loss=False).simple_bind(mx.cpu(), data=SHAPES["data"])
-        told: str = capfd.readouterr().err
-        assert len(session.plans) == ("checked: equal" in told)
-        return told
+        log: str = capfd.readouterr().err
+        assert len(session.plans) == ("checked: equal" in log)
+        return log
 
     assert "arrays in 3 steps, bit for bit" in start()
     (file,) = folder.iterdir()

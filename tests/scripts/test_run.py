@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planned import ROOT
-
-
-def started(*arguments: Any, folder: Path, **environment: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", *map(str, arguments)],
-        cwd=str(folder),
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+from planned import run_python, start_python
 
 
 def ended(*arguments: Any, folder: Path, **environment: str) -> tuple[int, str, str]:
-    process = started(*arguments, folder=folder, **environment)
-    printed, told = process.communicate("a line\n", timeout=300)
-    return process.returncode, printed, told
+    done = run_python("-W", "ignore", *arguments, typed="a line\n", folder=folder, **environment)
+    return done.returncode, done.stdout, done.stderr
 
 
 #: What a script sees of its process; it imports no MXNet.
@@ -80,24 +63,26 @@ raise KeyError("what fails")
 """
 
 
-def test_a_script_that_fails(tmp_path: Path) -> None:
+def test_a_script_that_fails_ends_as_under_python(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(FAILS)
     for run in ([], ["-m", "memonger", "run"]):
-        status, _, told = ended(*run, script, "by itself", folder=tmp_path)
-        assert status == 1 and told.endswith("KeyError: 'what fails'\n")
-        process = started(*run, script, "interrupted", folder=tmp_path)
+        status, _, log = ended(*run, script, "by itself", folder=tmp_path)
+        assert status == 1 and log.endswith("KeyError: 'what fails'\n")
+        process = start_python("-W", "ignore", *run, script, "interrupted", folder=tmp_path)
         assert process.stdout and process.stdout.readline() == "True\n"
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
-        assert process.returncode == -signal.SIGINT and told.endswith("KeyboardInterrupt\n")
+        _, log = process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGINT and log.endswith("KeyboardInterrupt\n")
 
 
 TRAINS = """
 import os, sys
 import mxnet as mx
+import efforts
 from modules import BATCH, IMAGES, LABELS, LEARNING, net, parameters
 
+efforts.use(efforts.SHORT)
 mx.random.seed(0)
 batches = mx.io.NDArrayIter(IMAGES[:64], LABELS[:64], BATCH)
 module = mx.mod.Module(net())
@@ -111,14 +96,14 @@ def test_what_a_script_trains_is_planned(tmp_path: Path) -> None:
     """Its files are byte for byte the same; options come as variables too; a report is written."""
     script = tmp_path / "trains.py"
     script.write_text(TRAINS)
-    about = {"MEMONGER_HOW": "schedule", "MEMONGER_PATIENCE": "0.01"}
+    options = {"MEMONGER_HOW": "schedule", "MEMONGER_PATIENCE": "0.01"}
     run = ["-m", "memonger", "run", "--report", "page.html", "--work", "3"]
     plain = ended(script, "plain", folder=tmp_path)
-    planned = ended(*run, script, "planned", folder=tmp_path, **about)
+    planned = ended(*run, script, "planned", folder=tmp_path, **options)
     assert plain[0] == planned[0] == 0 and planned[1] == plain[1] == ""
-    each, last = [line for line in planned[2].splitlines() if line.startswith("memonger: ")]
-    assert "softmax on cpu(0), data (32, 3, 8, 8), softmax_label (32,): 1.6 MB -> " in each
-    assert "planned in" in each and last.startswith("memonger: 1 planned, the largest 1.6 MB -> ")
+    first, last = [line for line in planned[2].splitlines() if line.startswith("memonger: ")]
+    assert "softmax on cpu(0), data (32, 3, 8, 8), softmax_label (32,): 1.6 MB -> " in first
+    assert "planned in" in first and last.startswith("memonger: 1 planned, the largest 1.6 MB -> ")
     for file in ("symbol.json", "0001.params", "0001.states"):
         names = (tmp_path / f"{which}-{file}" for which in ("plain", "planned"))
         assert len({name.read_bytes() for name in names}) == 1
@@ -141,18 +126,18 @@ def test_ctrl_c_while_a_network_is_planned(tmp_path: Path) -> None:
     script = tmp_path / "interrupted.py"
     script.write_text(INTERRUPTED)
     run = ["-m", "memonger", "run", "--no-cache", "--how", "schedule", "--patience", "1000"]
-    status, printed, told = ended(*run, script, folder=tmp_path)
-    assert status == -signal.SIGINT and printed == "" and told.endswith("KeyboardInterrupt\n")
+    status, printed, log = ended(*run, script, folder=tmp_path)
+    assert status == -signal.SIGINT and printed == "" and log.endswith("KeyboardInterrupt\n")
 
 
-def test_a_budget_that_nothing_meets(tmp_path: Path) -> None:
+def test_a_budget_that_nothing_meets_ends_the_script_in_one_line(tmp_path: Path) -> None:
     """The script ends with the numbers in one line."""
     script = tmp_path / "trains.py"
     script.write_text(TRAINS)
     run = ["-m", "memonger", "run", "--budget", "1%", "--patience", "0.01"]
-    status, _, told = ended(*run, script, "planned", folder=tmp_path)
-    assert status == 1 and "Traceback" not in told
-    assert re.search(r"\w; --or-plain trains it without a plan$", told.splitlines()[-1])
+    status, _, log = ended(*run, script, "planned", folder=tmp_path)
+    assert status == 1 and "Traceback" not in log
+    assert re.search(r"\w; --or-plain trains it without a plan$", log.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -173,7 +158,7 @@ def test_mistakes_are_told_before_the_script_runs(
     arguments: list[str], said: str, tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text("print('it runs')")
-    status, printed, told = ended("-m", "memonger", "run", *arguments, folder=tmp_path)
+    status, printed, log = ended("-m", "memonger", "run", *arguments, folder=tmp_path)
     assert (status, printed) == (2, "")
-    (line,) = told.splitlines()
+    (line,) = log.splitlines()
     assert line.startswith("memonger") and re.search(said, line)

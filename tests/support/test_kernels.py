@@ -35,11 +35,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("told", REFUSED)
-def test_arguments_are_what_the_header_says(told: str) -> None:
-    assert [found.tolist() for found in compiled.group_by_key(KEY, 2)] == [[0, 1, 3], [1, 0, 2]]
-    with pytest.raises(TypeError, match=told):
-        REFUSED[told]()
+@pytest.mark.parametrize("message", REFUSED)
+def test_arguments_are_what_the_header_says(message: str) -> None:
+    assert [array.tolist() for array in compiled.group_by_key(KEY, 2)] == [[0, 1, 3], [1, 0, 2]]
+    with pytest.raises(TypeError, match=message):
+        REFUSED[message]()
 
 
 def test_memory_is_given_back() -> None:
@@ -54,7 +54,7 @@ def test_memory_is_given_back() -> None:
 
 def test_no_memory_is_an_error() -> None:
     """What was taken before is given back, and the next call works."""
-    told = run_code("""
+    printed = run_code("""
 import resource
 import numpy as np
 from memonger.support.kernels import compiled
@@ -70,12 +70,12 @@ for _ in range(20):  # the first 128 MB are there, the next are not
         print(error)
 print([found.tolist() for found in compiled.group_by_key(key, 2)])
 """)
-    assert told.splitlines() == 20 * ["group_by_key: there is not enough memory"] + [
+    assert printed.splitlines() == 20 * ["group_by_key: there is not enough memory"] + [
         "[[0, 1, 3], [1, 0, 2]]"
     ]
 
 
-def test_sizes_that_cannot_be() -> None:
+def test_sizes_that_cannot_be_are_refused() -> None:
     """A product beyond int64, an array beyond int32, and a state longer than the archive's."""
     with pytest.raises(MemoryError, match="group_by_key"):
         compiled.group_by_key(KEY, 2**62)
@@ -122,33 +122,33 @@ def test_the_library_is_that_of_the_headers(tmp_path: Path) -> None:
     script.write_text(CALLED)
     name = Path("memonger", "support", "libkernels.so")
     beside, installed = tmp_path / name, tmp_path / "installed" / name
-    in_path = next(path for path in (Path(each, name) for each in sys.path) if path.exists())
+    in_path = next(path for path in (Path(folder, name) for folder in sys.path) if path.exists())
     installed.parent.mkdir(parents=True)
     shutil.copy(in_path, installed)
     shutil.copy(in_path, beside)
 
-    def told(*path: str) -> str:
+    def message(*path: str) -> str:
         done = run_python(str(script), *path)
         assert (done.returncode == 0) == (not done.stderr)
         return done.stderr.strip().rpartition("MemongerError: ")[2]
 
     rebuild = f"run in {tmp_path}: python setup.py build_ext -i"
-    assert told() == ""
+    assert message() == ""
     beside.unlink()
-    assert told() == f"{beside} is missing; {rebuild}"
-    assert told(str(tmp_path / "installed")) == ""
+    assert message() == f"{beside} is missing; {rebuild}"
+    assert message(str(tmp_path / "installed")) == ""
     header = tmp_path / "memonger" / "graph" / "arrays.h"
     header.write_text(header.read_text() + "/* of no matter */")
-    assert told(str(tmp_path / "installed")) == ""
+    assert message(str(tmp_path / "installed")) == ""
     header.write_text(header.read_text() + "enum { NEWER };")
     older = "was built from other headers; " + rebuild
-    assert told(str(tmp_path / "installed")) == f"{installed} {older}"
+    assert message(str(tmp_path / "installed")) == f"{installed} {older}"
     installed.rename(beside)
-    assert told() == f"{beside} {older}"
+    assert message() == f"{beside} {older}"
     (tmp_path / "setup.py").unlink()  # as a wheel has it
-    assert told() == f"{beside} was built from other headers; install memonger again"
+    assert message() == f"{beside} was built from other headers; install memonger again"
     beside.unlink()
-    assert told() == f"{beside} is missing; install memonger again"
+    assert message() == f"{beside} is missing; install memonger again"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.python_differs
 
 
 def failure(folder: Path, wheels: str = "", init: str = "", before: str = "") -> str:
-    """What is said where these wheels are installed, in which importing MXNet does ``init``."""
+    """Return what is said where these wheels are installed, whose import does ``init``."""
     for wheel in wheels.split():
         info = folder / f"{wheel.replace('-', '_')}-1.9.1.dist-info"
         info.mkdir()
@@ -82,7 +82,7 @@ def test_a_broken_cuda_library_is_named(tmp_path: Path) -> None:
     assert message.endswith("--no-deps nvidia-cuda-runtime-cu11")
 
 
-def test_no_mxnet(tmp_path: Path) -> None:
+def test_without_mxnet_the_extras_are_named(tmp_path: Path) -> None:
     message = failure(tmp_path, before="import sys; sys.modules['mxnet'] = None\n")
     assert "not installed" in message and "memonger[cpu]" in message and "[cu112]" in message
 
@@ -96,12 +96,12 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize("version, told", [("1.9.2", 1), ("1.10.0b20230101", 1), ("1.9.1", 0)])
-def test_a_version_that_was_not_tried_is_told_once(version: str, told: int) -> None:
+@pytest.mark.parametrize("version, warnings", [("1.9.2", 1), ("1.10.0b20230101", 1), ("1.9.1", 0)])
+def test_a_version_that_was_not_tried_is_told_once(version: str, warnings: int) -> None:
     done = run_python("-W", "ignore", "-c", UNTRIED.format(version))
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count(f"MXNet {version} was never tried") == told
-    assert done.stderr.count("\n") == told
+    assert done.stderr.count(f"MXNet {version} was never tried") == warnings
+    assert done.stderr.count("\n") == warnings
 
 
 BINDS = """
@@ -175,7 +175,7 @@ mx.nd.waitall()
 
 @functools.lru_cache(None)
 def fallbacks(way: str) -> int:
-    """How often MXNet tells of one."""
+    """Return how often MXNet tells of one."""
     done = run_python("-W", "ignore", "-c", WITHOUT_MKLDNN, way, MXNET_MKLDNN_ENABLED="0")
     assert done.returncode == 0, done.stderr
     return done.stderr.count("fallback detected")

@@ -115,13 +115,13 @@ def test_a_bar_on_a_terminal_for_what_takes_long() -> None:
 
 def test_the_latest_values_are_kept() -> None:
     kept: cache.Latest[int] = cache.Latest(2)
-    made: list[str] = []
+    keys: list[str] = []
 
     def value(key: str) -> int:
-        return kept.get_or_make(key, lambda: made.append(key) or len(made))  # type: ignore[func-returns-value]
+        return kept.get_or_make(key, lambda: keys.append(key) or len(keys))  # type: ignore[func-returns-value]
 
     assert [value(key) for key in "abacab"] == [1, 2, 1, 3, 1, 4]
-    assert made == ["a", "b", "c", "b"]  # b was of no use for longest when c came
+    assert keys == ["a", "b", "c", "b"]  # b was of no use for longest when c came
     kept.put("a", 7)
     kept.put("d", 8)
     assert [kept.get(key) for key in "abd"] == [7, None, 8]
@@ -131,7 +131,9 @@ def test_the_latest_values_are_kept() -> None:
     assert kept.get("a") is None and other.get("a") is None
 
 
-def test_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_on_disk_have_a_file_for_each_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each state of what the values depend on has a file of its own."""
     monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path / "new"))
     for device, before in [("a", None), ("b", None), ("a", 1), ("b", 1)]:
@@ -144,7 +146,7 @@ def test_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert kept == {"device": "a"}
 
 
-def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_is_the_first_of_three_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("MEMONGER_CACHE", "/a"), ("XDG_CACHE_HOME", "/b"), ("HOME", "/c")):
         monkeypatch.setenv(name, value)
     assert cache.folder() == Path("/a")
@@ -158,7 +160,7 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def twins(hidden: int, layers: int = 8) -> Any:
-    """A network of pairs of equal operators, one of which MXNet takes for both in a usual bind."""
+    """Build pairs of equal operators, one of which MXNet takes for both in a usual bind."""
     x = mx.sym.Variable("data")
     for k in range(layers):
         x = mx.sym.FullyConnected(x, num_hidden=hidden, name=f"fc{k}")
@@ -189,10 +191,10 @@ def test_threads_plan_and_bind_at_the_same_time() -> None:
 def test_a_setting_of_one_thread_is_none_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MXNET_USE_FUSION", raising=False)
     begun = threading.Event()
-    found: list[tuple[str, bool]] = []
+    settings: list[tuple[str, bool]] = []
 
     def read(thread: str) -> None:
-        found.append((thread, Settings().fusion))
+        settings.append((thread, Settings().fusion))
 
     def setting() -> None:
         with environment(MXNET_USE_FUSION="0"), environment(MXNET_USE_FUSION="1"):
@@ -208,7 +210,7 @@ def test_a_setting_of_one_thread_is_none_of_another(monkeypatch: pytest.MonkeyPa
     assert begun.wait(10)
     read("other")
     thread.join()
-    assert sorted(found) == [("other", True), ("setting", False)] and Settings().fusion
+    assert sorted(settings) == [("other", True), ("setting", False)] and Settings().fusion
 
 
 def test_variables_stay_where_threads_of_mxnet_find_them() -> None:
@@ -244,5 +246,5 @@ os._exit(0)
 
 
 def test_a_forked_process_has_none_of_it() -> None:
-    found = run_code(FORK, MXNET_USE_FUSION="1")
-    assert found.splitlines() == ["child 1", "parent 1"]
+    printed = run_code(FORK, MXNET_USE_FUSION="1")
+    assert printed.splitlines() == ["child 1", "parent 1"]

@@ -54,16 +54,16 @@ class Job:
         self.printed = ""
 
     def lines(self) -> Iterator[str]:
-        """What is printed, as it comes."""
+        """Return what is printed, as it comes."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.printed += line
             yield line
 
     def line(self, pattern: str) -> Any:
-        """The match of the first line that is printed from now on and matches."""
-        found = (re.search(pattern, line) for line in self.lines())
-        match = next((each for each in found if each), None)
+        """Return the first match in what is printed from now on."""
+        matches = (re.search(pattern, line) for line in self.lines())
+        match = next((candidate for candidate in matches if candidate), None)
         assert match, self.printed
         return match
 
@@ -90,17 +90,19 @@ def train(*options: str) -> str:
 
 
 def parameters(printed: str, workers: int) -> str:
-    """The digest of the parameters that all workers end with."""
-    found = re.findall(r"worker (\d): parameters (\w{64})", printed)
-    assert sorted(rank for rank, _ in found) == [str(k) for k in range(workers)], printed
-    (digest,) = {digest for _, digest in found}
+    """Return the digest of the parameters that all workers end with."""
+    digests = re.findall(r"worker (\d): parameters (\w{64})", printed)
+    assert sorted(rank for rank, _ in digests) == [str(k) for k in range(workers)], printed
+    (digest,) = {digest for _, digest in digests}
     return digest
 
 
 @pytest.mark.parametrize(
     ("api", "kvstore"), [("gluon", "dist_sync"), ("module", "dist_device_sync")]
 )
-def test_four_workers_and_two_servers(api: str, kvstore: str) -> None:
+def test_four_workers_and_two_servers_train_to_the_same_bits_by_any_plan(
+    api: str, kvstore: str
+) -> None:
     """Equal bits with and without a plan.
 
     All have the same batches. Otherwise MXNet itself is not repeatable: a server adds up what four
@@ -108,7 +110,7 @@ def test_four_workers_and_two_servers(api: str, kvstore: str) -> None:
     """
     job = ("--local", "4", "--servers", "2", "--same-data", "--api", api, "--kvstore", kvstore)
     printed = {how: train(*job, "--how", how) for how in ("none", "marks", "schedule")}
-    assert len({parameters(each, 4) for each in printed.values()}) == 1
+    assert len({parameters(output, 4) for output in printed.values()}) == 1
     assert "recomputed" not in printed["none"]
     for how in ("marks", "schedule"):
         (recomputed,) = re.findall(r"^recomputed (\d+) of", printed[how], re.M)
@@ -124,7 +126,7 @@ def test_two_workers_without_steps_in_common() -> None:
 
 
 def checkpoint(folder: Path, epoch: int) -> str:
-    """The digest of the parameters of a checkpoint, as the example prints it."""
+    """Return the digest of the parameters of a checkpoint, as the example prints it."""
     digest = hashlib.sha256()
     for _, array in sorted(mx.nd.load(str(folder / f"epoch-{epoch}" / "net.params")).items()):
         digest.update(array.asnumpy().tobytes())
@@ -132,7 +134,9 @@ def checkpoint(folder: Path, epoch: int) -> str:
 
 
 @pytest.mark.parametrize(("api", "how"), [("gluon", "marks"), ("module", "schedule")])
-def test_a_worker_dies(api: str, how: str, tmp_path: Path) -> None:
+def test_after_a_workers_death_all_stop_and_the_job_resumes_to_the_same_bits(
+    api: str, how: str, tmp_path: Path
+) -> None:
     """The others stop in time with a message; the job goes on to the same bits as without.
 
     What Adam does depends on the number of updates; so this must be in the checkpoint.
@@ -180,7 +184,7 @@ def test_without_steps_in_common_a_job_goes_on(api: str, tmp_path: Path) -> None
 
 
 def gone(process: int) -> bool:
-    """Whether there is no such process, or only its exit status."""
+    """Tell whether there is no such process, or only its exit status."""
     try:
         return ") Z " in Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -200,20 +204,20 @@ def test_no_process_is_left_behind(by: signal.Signals) -> None:
         job.line(r"worker 0, process \d+: epoch 1")
         main = job.process.pid
         children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
-        started = [int(each) for each in children]
+        started = [int(child) for child in children]
         assert len(started) == 4
         try:
             job.process.send_signal(by)
             code = {signal.SIGINT: 130, signal.SIGKILL: -9}[by]
             assert job.process.wait(20) == code and all_gone(started)
         finally:
-            for each in started:
-                if not gone(each):
-                    os.kill(each, signal.SIGKILL)
+            for child in started:
+                if not gone(child):
+                    os.kill(child, signal.SIGKILL)
 
 
 def why_it_stops(one: tuple[str, ...], other: tuple[str, ...]) -> str:
-    """What a worker prints that fails by itself; all are started one by one, as on a cluster."""
+    """Return what a worker prints that fails by itself, started as on a cluster."""
     job = {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(free_port()),
@@ -232,7 +236,7 @@ def why_it_stops(one: tuple[str, ...], other: tuple[str, ...]) -> str:
     return processes[codes.index(1)].printed
 
 
-def test_workers_with_different_plans() -> None:
+def test_workers_with_different_plans_are_refused() -> None:
     said = why_it_stops(("--how", "marks"), ("--how", "schedule"))
     assert re.search("worker 1 has another plan than worker 0", said), said
 

@@ -30,7 +30,7 @@ LSTM = lstm(layers=1, steps=6, batch=64, hidden=256, labels=50, input=50)
 
 
 def trains_alike(symbol: Any, planned: Any, shapes: Any, **options: Any) -> None:
-    """Bit for bit; what MXNet cannot run by itself is passed over."""
+    """Check that both train to the same bits; pass over what MXNet cannot run by itself."""
     try:
         report = memonger.check(symbol, planned, shapes, **options)
     except memonger.MemongerError as error:
@@ -81,22 +81,21 @@ def test_any_marks_that_the_rules_leave_train_alike(
     assert planned.list_inputs() == symbol.list_inputs()
     assert memonger.unplan(planned).tojson() == symbol.tojson()
     graph, insertion = with_copies(rules.graph, copies)
-    told = forward(planned, shapes)
-    assert as_plain(graph) == as_plain(told)
+    bound_graph = forward(planned, shapes)
+    assert as_plain(graph) == as_plain(bound_graph)
     mask = insertion.extend(mask)
-    assert (mask == marks.read_mask(told)).all()
-    parameters = [a for a in told.arguments if told.nodes[a].name not in shapes]
+    assert (mask == marks.read_mask(bound_graph)).all()
+    parameters = [a for a in bound_graph.arguments if bound_graph.nodes[a].name not in shapes]
     for wanted in (None, parameters):
-        training = training_graph(told, wanted)
+        training = training_graph(bound_graph, wanted)
         if not training.inexact and wanted != []:
-            assert_bound(replay(training, mask), bind(planned, told, mx.cpu(), wanted))
+            assert_bound(replay(training, mask), bind(planned, bound_graph, mx.cpu(), wanted))
     trains_alike(symbol, planned, shapes, seed=seed)
 
 
 @settings(max_examples=25)
 @given(networks())
 def test_searched_plans_are_no_worse_and_train_alike(drawn: Any) -> None:
-    """Never worse than no plan nor the original's, and they train alike."""
     symbol, shapes = drawn
     before = symbol.tojson()
     ours = memonger.plan(symbol, shapes)
@@ -112,7 +111,7 @@ def test_searched_plans_are_no_worse_and_train_alike(drawn: Any) -> None:
 
 
 def requests(symbol: Any, shapes: Any, kind: str, seed: int) -> Any:
-    """The grad_req of each argument, all, those of the parameters or some: what MXNet serves."""
+    """Draw the grad_req of each argument: of all, of the parameters or of some."""
     names = symbol.list_arguments()
     if kind in ("write", "add"):
         # There is no gradient of what an Embedding looks up.
@@ -120,8 +119,12 @@ def requests(symbol: Any, shapes: Any, kind: str, seed: int) -> Any:
         chosen = {n: "null" if n in looked_up else kind for n in names}
     else:
         drawn = np.random.RandomState(seed).randint(0, 3, len(names))
-        given = [("null", "write", "add")[k] if kind == "mixed" else "write" for k in drawn]
-        chosen = {n: "null" if n in shapes else request for n, request in zip(names, given)}
+        drawn_requests = [
+            ("null", "write", "add")[k] if kind == "mixed" else "write" for k in drawn
+        ]
+        chosen = {
+            n: "null" if n in shapes else request for n, request in zip(names, drawn_requests)
+        }
         for name in names:
             # MKLDNN leaves out the gradient of a bias without that of the weight; MXNet adds up
             # what is left out where the bias is used more than once.
@@ -141,9 +144,9 @@ def requests(symbol: Any, shapes: Any, kind: str, seed: int) -> Any:
     st.sampled_from(["parameters", "write", "add", "mixed"]),
     st.integers(0, 2**16),
 )
-def test_any_schedule_trains_alike(drawn: Any, level: str, asked: str, seed: int) -> None:
+def test_any_schedule_trains_alike(drawn: Any, level: str, kind: str, seed: int) -> None:
     symbol, shapes = drawn
-    grad_req = requests(symbol, shapes, asked, seed)
+    grad_req = requests(symbol, shapes, kind, seed)
     work = work_of(symbol, shapes, [n for n, r in grad_req.items() if r != "null"])
     schedule = LEVELS[level](work, seed)
     check(work, schedule)

@@ -15,9 +15,10 @@ from memonger.support.mxnet import environment
 from memonger.schedules.execution.symbol import scheduled
 
 from drawn_schedules import nested, work_of
-from modules import BATCH, IMAGES, LABELS, LEARNING, SHAPES, Batches, batch_of, first, module_of
-from modules import net, parameters, planned, same, seed, sized, trained, with_marks, with_schedule
-from more_networks import unrolled
+from modules import BATCH, IMAGES, LABELS, LEARNING, SHAPES, Batches, after_batch, batch_of, first
+from modules import fit, fitted_buckets, module_of, net, parameters, planned, same, seed, sentences
+from modules import sized, trained, with_marks, with_schedule
+from zoo import unrolled
 from planned import marked, run_code
 
 S = mx.sym
@@ -30,19 +31,6 @@ Build = Callable[..., Any]
 
 def numbered(arrays: Iterable[Any]) -> dict[str, Any]:
     return {str(k): array for k, array in enumerate(arrays)}
-
-
-def after_batch(param: Any) -> None:
-    """Wait, for Module.fit reads BatchNorm's statistics before they are written; seed the next."""
-    mx.nd.waitall()
-    mx.random.seed(100 * param.epoch + param.nbatch)
-
-
-def fit(module: Any, data: Any, **more: Any) -> Any:
-    seed()
-    chosen = {"num_epoch": 2, "optimizer_params": LEARNING, "batch_end_callback": after_batch}
-    module.fit(data, **{**chosen, "arg_params": parameters(net()), **more})
-    return module
 
 
 def images(handle: str = "pad") -> Any:
@@ -58,33 +46,33 @@ def fitted(
     symbol, data = build(), images(handle)
     if isinstance(more.get("monitor"), bool):
         more["monitor"] = mx.mon.Monitor(1)
-    made = mx.mod.Module(symbol, context=[mx.cpu(k) for k in range(devices)], **dict(module))
+    trainer = mx.mod.Module(symbol, context=[mx.cpu(k) for k in range(devices)], **dict(module))
     evaluated = mx.io.NDArrayIter(IMAGES, LABELS, 24)
-    fit(made, data, initializer=mx.init.One(), eval_data=evaluated, **more)
-    found = trained(made)
+    fit(trainer, data, initializer=mx.init.One(), eval_data=evaluated, **more)
+    arrays = trained(trainer)
     data.reset()
-    found["score"] = np.array(made.score(data, "acc")[0][1])
+    arrays["score"] = np.array(trainer.score(data, "acc")[0][1])
     data.reset()
-    found["predictions"] = made.predict(data).asnumpy()
-    return found
+    arrays["predictions"] = trainer.predict(data).asnumpy()
+    return arrays
 
 
 def frozen(which: Callable[[str], bool], build: Build) -> dict[str, Any]:
-    """Planned as if all were trained; what is frozen has grad_req 'null' and stays as it was."""
-    given = parameters(net())
-    fixed = [name for name in given if which(name)]
-    found = fitted(build, module={"fixed_param_names": fixed})
-    assert fixed and all(np.array_equal(found[name], given[name].asnumpy()) for name in fixed)
-    return found
+    """Train what was planned as if all were trained, with some frozen (grad_req 'null')."""
+    values = parameters(net())
+    fixed = [name for name in values if which(name)]
+    arrays = fitted(build, module={"fixed_param_names": fixed})
+    assert fixed and all(np.array_equal(arrays[name], values[name].asnumpy()) for name in fixed)
+    return arrays
 
 
 def steps(build: Build, loss: bool = True, **more: Any) -> dict[str, Any]:
-    """Outputs and gradients of steps with batches of several sizes, each followed by inference."""
+    """Take steps with batches of several sizes, each followed by inference."""
     if isinstance(more.get("grad_req"), dict):  # of the labels too, which get none
         more["grad_req"] = {n: MIXED.get(n, "null") for n in net().list_arguments()}
     module = module_of(build(loss), **more)
     mx.random.seed(5)
-    found: list[Any] = []
+    results: list[Any] = []
 
     def look() -> None:
         mx.nd.waitall()
@@ -92,7 +80,7 @@ def steps(build: Build, loss: bool = True, **more: Any) -> dict[str, Any]:
         arrays = [module.get_outputs()[0], *(a[0] for a in (*group.grad_arrays, *group.aux_arrays))]
         if more.get("inputs_need_grad"):
             arrays.append(module.get_input_grads()[0])
-        found.extend(array.asnumpy() for array in arrays if array is not None)
+        results.extend(array.asnumpy() for array in arrays if array is not None)
 
     for size in (BATCH, BATCH, 8, BATCH):
         module.forward(first(size, loss), is_train=True)
@@ -100,12 +88,12 @@ def steps(build: Build, loss: bool = True, **more: Any) -> dict[str, Any]:
         look()
         module.forward(first(size, loss), is_train=False)
         look()  # the gradients are still there
-    return numbered(found)
+    return numbered(results)
 
 
 def bound_again(build: Build) -> dict[str, Any]:
-    """Bound for inference, for training with other shapes, and reshaped."""
-    symbol, found = build(), []
+    """Bind for inference, for training with other shapes, and reshape."""
+    symbol, arrays = build(), []
     module = mx.mod.Module(symbol)
     mx.random.seed(2)
     for size, training in ((BATCH, True), (16, False), (48, True)):
@@ -120,13 +108,13 @@ def bound_again(build: Build) -> dict[str, Any]:
                 module.backward()
                 module.update()
             mx.nd.waitall()
-            found.append(module.get_outputs()[0].asnumpy())
-        found += trained(module).values()
-    return numbered(found)
+            arrays.append(module.get_outputs()[0].asnumpy())
+        arrays += trained(module).values()
+    return numbered(arrays)
 
 
 def evaluated(between: Callable[[Any], None], build: Build) -> dict[str, Any]:
-    """What comes between ``backward`` and ``update`` may use the memory that gradients lie in."""
+    """Do something between ``backward`` and ``update``, which may use the memory of gradients."""
     module = module_of(build())
     mx.random.seed(3)
     for _ in range(2):
@@ -138,7 +126,7 @@ def evaluated(between: Callable[[Any], None], build: Build) -> dict[str, Any]:
 
 
 def shared(build: Build) -> dict[str, Any]:
-    """A second Module takes the memory and the parameters of the first; they train in turn."""
+    """Let a second Module take the memory and parameters of the first, and train them in turn."""
     symbol = build()
     whole = module_of(symbol)
     smaller = module_of(symbol, 8, shared_module=whole)
@@ -151,25 +139,25 @@ def shared(build: Build) -> dict[str, Any]:
 
 
 def feed_forward(build: Build) -> dict[str, Any]:
-    """It calls bind; it is pickled with its plan, and saved as a plain symbol."""
+    """Train a FeedForward: it calls bind, is pickled with its plan, and saved as a plain symbol."""
     seed()
     symbol = build()
-    given = {"numpy_batch_size": BATCH, "arg_params": parameters(symbol), **LEARNING}
-    model = mx.model.FeedForward(symbol, num_epoch=2, initializer=mx.init.Xavier(), **given)
+    options = {"numpy_batch_size": BATCH, "arg_params": parameters(symbol), **LEARNING}
+    model = mx.model.FeedForward(symbol, num_epoch=2, initializer=mx.init.Xavier(), **options)
     model.fit(IMAGES, LABELS, eval_data=(IMAGES, LABELS), batch_end_callback=after_batch)
-    found = {n: a.asnumpy() for n, a in {**model.arg_params, **model.aux_params}.items()}
+    arrays = {n: a.asnumpy() for n, a in {**model.arg_params, **model.aux_params}.items()}
     pickled = pickle.loads(pickle.dumps(model))
     assert type(pickled.symbol) is type(symbol)
     model.save("net")
     loaded = mx.model.FeedForward.load("net", 2)
     assert type(loaded.symbol) is S.Symbol
     for name, one in (("predicted", model), ("pickled", pickled), ("loaded", loaded)):
-        found[name] = one.predict(IMAGES)
-    return found
+        arrays[name] = one.predict(IMAGES)
+    return arrays
 
 
 def resumed(build: Build) -> dict[str, Any]:
-    """Two epochs, or one, a checkpoint and one more: with a plan and without, all the same.
+    """Train two epochs, or one, a checkpoint and one more: with a plan and without, all the same.
 
     Marks are saved; a network with a schedule is saved without, and planned anew.
     """
@@ -267,37 +255,9 @@ def marked_unrolled(steps: int) -> Any:
     return planned
 
 
-def sentences(*lengths: int) -> Batches:
-    random, batches = np.random.RandomState(0), []
-    for _ in range(8):
-        steps = lengths[random.randint(len(lengths))]
-        words = random.randint(0, 20, (4, steps))
-        batches.append(batch_of(words, (words + 1) % 20, steps))
-    return Batches(batches, *[(4, max(lengths))] * 2)
-
-
 @functools.lru_cache(None)
 def fitted_unrolled(request: str) -> dict[str, Any]:
     return fitted_buckets(unrolled, request)
-
-
-def fitted_buckets(network: Callable[[int], Any], request: str) -> dict[str, Any]:
-    seed()
-    data = sentences(3, 5, 8)
-    module = mx.mod.BucketingModule(
-        lambda key: (network(key), ["data"], ["softmax_label"]), default_bucket_key=8
-    )
-    module.bind(data.provide_data, data.provide_label, grad_req=request)
-    module.fit(
-        data,
-        num_epoch=2,
-        eval_metric=mx.metric.Perplexity(None),
-        initializer=mx.init.Xavier(),
-        optimizer_params={"learning_rate": 0.1, "momentum": 0.9},
-    )
-    found = trained(module)
-    found["score"] = np.array(module.score(data, mx.metric.Perplexity(None))[0][1])
-    return found
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])
@@ -345,14 +305,14 @@ def test_a_schedule_tells_a_monitor_what_the_network_tells(inputs: bool, trainin
         module.forward(first(BATCH), is_train=training)
         if training:
             module.backward()
-        found = sorted([*smaller, *((name, value) for _, name, value in monitor.toc())])
+        records = sorted([*smaller, *((name, value) for _, name, value in monitor.toc())])
         ignored = UNWRITTEN if training else {"dropout0_mask", "dropout1_mask"}
-        found = [(name, None if name in ignored else value) for name, value in found]
-        return sorted(set(found)) if inputs else found  # of a variable by each that reads it
+        records = [(name, None if name in ignored else value) for name, value in records]
+        return sorted(set(records)) if inputs else records  # of a variable by each that reads it
 
-    told = seen(planned())
-    assert told == seen(net())
-    assert len(told) > 100
+    usual = seen(net())
+    assert seen(planned()) == usual
+    assert len(usual) > 100
 
 
 def test_marks_tell_a_monitor_of_recomputed_and_kept_copies_too() -> None:
@@ -366,7 +326,7 @@ def test_marks_tell_a_monitor_of_recomputed_and_kept_copies_too() -> None:
         monitor.tic()
         module.forward_backward(first(BATCH))
         seen.append({name for _, name, _ in monitor.toc() if "_keep_" not in name})
-    usual, found = seen
-    assert {name.replace("_mirror", "") for name in found} == usual
-    mirrored = {name.split("_mirror")[0] for name in found if "_mirror" in name}
+    usual, planned_names = seen
+    assert {name.replace("_mirror", "") for name in planned_names} == usual
+    mirrored = {name.split("_mirror")[0] for name in planned_names if "_mirror" in name}
     assert mirrored == set(marked(with_marks()))

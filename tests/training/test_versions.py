@@ -15,12 +15,12 @@ from memonger.support.versions import VERSION
 import blocks
 import modules
 import networks
-from more_networks import GOLDEN, TINY, Network, load
+from zoo import GOLDEN, LARGE, TINY, Builders, load
 from planned import HOWS, assert_alike, forward, marked
 
 pytestmark = pytest.mark.versions
 
-SMALL: dict[str, Callable[[], Network]] = {
+SMALL: Builders = {
     **{name: TINY[name] for name in list(TINY)[:10]},
     # With fewer channels MXNet 1.7 cannot train it, with or without a plan.
     "googlenet": lambda: networks.googlenet(batch=1, image=64, classes=5, divide=4),
@@ -28,23 +28,15 @@ SMALL: dict[str, Callable[[], Network]] = {
 QUICK: Any = {"patience": 0.02}
 RECORDED = [name for name in GOLDEN if name != "lstm-4x64"]  # which takes long
 
-#: As large as they are trained, and bound without memory.
-LARGE: dict[str, Callable[[], Network]] = {
-    "resnet": networks.resnet,
-    "resnet v2": networks.resnet_v2,
-    "googlenet": networks.googlenet,
-    "lstm": lambda: networks.lstm(steps=16),
-    "highway": networks.highway,
-    "densenet": lambda: networks.model_zoo("densenet121"),
-    "mobilenet": networks.mobilenet_v2,
-    "inception": networks.inception_v3,
-    "unet": networks.unet,
-    "transformer": networks.transformer,
-}
+#: Bound without memory.
+BOUND = (
+    *("resnet-3-24-36-3", "resnet_v2", "googlenet", "lstm", "highway", "densenet121"),
+    *("mobilenet_v2", "inception_v3", "unet", "transformer"),
+)
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_the_plan_of_the_original(name: str) -> None:
+def test_the_plan_of_the_original_is_the_recorded_one(name: str) -> None:
     symbol, shapes, record = load(name)
     plan = memonger.search_plan(symbol, planner="chen2016", rules=False, shapes=shapes)
     assert sorted(marked(plan, "False")) == record["search"]["kept"]
@@ -55,14 +47,14 @@ def test_the_plan_of_the_original(name: str) -> None:
         assert 0.99 * recorded < cost <= recorded
 
 
-@pytest.mark.parametrize("name", LARGE)
-def test_told_is_bound(name: str) -> None:
+@pytest.mark.parametrize("name", BOUND)
+def test_what_a_plan_tells_is_what_mxnet_binds(name: str) -> None:
     symbol, shapes = LARGE[name]()
     plan = memonger.plan(symbol, shapes, **QUICK)
     assert plan.exact and plan.counted_bytes < plan.candidates["no plan"]
-    for net, told in (symbol, plan.candidates["no plan"]), (plan.symbol, plan.counted_bytes):
+    for net, predicted in (symbol, plan.candidates["no plan"]), (plan.symbol, plan.counted_bytes):
         bound = read_planned_mb(bind(net, forward(net, shapes), mx.cpu()))
-        assert bound == told >> 20
+        assert bound == predicted >> 20
 
 
 def test_fusion_of_before_1_9_is_not_told_exactly(caplog: pytest.LogCaptureFixture) -> None:
@@ -73,7 +65,7 @@ def test_fusion_of_before_1_9_is_not_told_exactly(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", SMALL)
-def test_the_same_bits(name: str, how: str) -> None:
+def test_small_networks_train_to_the_same_bits(name: str, how: str) -> None:
     symbol, shapes = SMALL[name]()
     plan = memonger.plan(symbol, shapes, **QUICK, **HOWS[how])
     assert_alike(symbol, plan.symbol, shapes)
@@ -81,7 +73,7 @@ def test_the_same_bits(name: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", ["mlp", "residual"])
-def test_gluon(name: str, how: str) -> None:
+def test_a_planned_block_trains_to_the_same_bits(name: str, how: str) -> None:
     make: Any = {"mlp": blocks.mlp, "residual": lambda: blocks.initialized(blocks.Residual())}[name]
 
     def left(prepare: Callable[[Any], Any]) -> Any:
@@ -101,9 +93,7 @@ def test_gluon(name: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_what_a_script_trains(how: str) -> None:
-    """A Module and a hybridized block, by `enable` alone."""
-
+def test_enable_alone_plans_a_module_and_a_block(how: str) -> None:
     def left() -> dict[str, Any]:
         module, net = modules.module_of(modules.net()), blocks.mlp()
         modules.seed()
@@ -116,12 +106,14 @@ def test_what_a_script_trains(how: str) -> None:
 
     expected = left()
     with memonger.enable(cache=False, **QUICK, **HOWS[how]) as session:
-        found = left()
-    assert blocks.different(expected, found) == []
+        planned = left()
+    assert blocks.different(expected, planned) == []
     assert [plan.pool_bytes < plan.unplanned_bytes for plan in session.plans] == [True, True]
 
 
-def test_the_command_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_plan_and_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     symbol, _ = networks.chain(8, hidden=64, batch=1024)
     net, out, page = (str(tmp_path / name) for name in ("net.json", "planned.json", "page.html"))
     symbol.save(net)

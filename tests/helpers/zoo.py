@@ -1,4 +1,4 @@
-"""Networks beside those of the examples, each of what makes a memory plan hard."""
+"""All networks of the tests by name, beside the builders in ``examples/networks.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import gzip
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Sequence
 
 import memonger  # noqa: F401
 import mxnet as mx
@@ -16,6 +16,7 @@ from memonger.graph.forward import KeptCopy
 from memonger.support.versions import json_of
 
 import networks
+from mixed_networks import Network, classified, fully_gate, squeezed
 from planned import forward
 
 S = mx.sym
@@ -23,7 +24,7 @@ FOLDER = Path(__file__).parents[1] / "golden"
 #: Recorded with the original.
 GOLDEN = ["resnet-2-2-2-2", "resnet-3-4-6-3", "resnet-3-24-36-3", "lstm-4x16", "lstm-4x64"]
 
-Network = Tuple[Any, Dict[str, Tuple[int, ...]]]
+Builders = Dict[str, Callable[[], Network]]
 
 
 def load(name: str) -> tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]:
@@ -33,8 +34,13 @@ def load(name: str) -> tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]:
     return symbol, {k: tuple(v) for k, v in record["shapes"].items()}, record
 
 
+def load_network(name: str) -> Network:
+    """Load a recorded network without its record."""
+    return load(name)[:2]
+
+
 def many_uses(uses: int = 10, hidden: int = 1024) -> Network:
-    """Tensors that so many operators read that their gradients are summed in a chain."""
+    """Build tensors that so many operators read that their gradients are summed in a chain."""
     x = S.FullyConnected(S.Variable("data"), num_hidden=hidden, name="first")
     for k in range(3):
         parts = [
@@ -46,7 +52,7 @@ def many_uses(uses: int = 10, hidden: int = 1024) -> Network:
 
 
 def equal_gradients(layers: int = 8, hidden: int = 1024) -> Network:
-    """Parameters whose gradients would be one array."""
+    """Build parameters whose gradients would be one array."""
     x = S.Variable("data")
     for i in range(layers):
         x = S.FullyConnected(x, num_hidden=hidden, name=f"fc{i}") + S.Variable(f"one{i}")
@@ -55,7 +61,7 @@ def equal_gradients(layers: int = 8, hidden: int = 1024) -> Network:
 
 
 def shared_weights(times: int = 12, hidden: int = 512) -> Network:
-    """The same weight and bias in every layer."""
+    """Build layers with the same weight and bias."""
     x, weight, bias = S.Variable("data"), S.Variable("weight"), S.Variable("bias")
     for i in range(times):
         x = S.FullyConnected(x, weight, bias, num_hidden=hidden, name=f"fc{i}")
@@ -64,7 +70,7 @@ def shared_weights(times: int = 12, hidden: int = 512) -> Network:
 
 
 def casts(hidden: int = 1024) -> Network:
-    """Casts to a type of the same size and back: in place only if nobody else reads the input."""
+    """Build casts there and back, in place only if nobody else reads the input."""
     x = S.FullyConnected(S.Variable("data"), num_hidden=hidden, name="first")
     for i in range(4):
         whole = S.cast(S.cast(x, dtype="int32"), dtype="float32")
@@ -72,8 +78,18 @@ def casts(hidden: int = 1024) -> Network:
     return S.LinearRegressionOutput(x, name="out"), {"data": (512, hidden)}
 
 
+def convolutions(depth: int, filters: int = 4, norm: bool = True, classes: int = 3) -> Any:
+    """Build a chain of convolutions with BatchNorms or without: conv0, bn0, relu0, ... fc."""
+    x = S.Variable("data")
+    for k in range(depth):
+        x = S.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=filters, name=f"conv{k}")
+        x = S.BatchNorm(x, name=f"bn{k}") if norm else x
+        x = S.Activation(x, act_type="relu", name=f"relu{k}")
+    return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=classes, name="fc"), name="softmax")
+
+
 def head_gradients(filters: int = 32) -> Network:
-    """Outputs that are no losses: their gradients are given to ``backward``."""
+    """Build outputs that are no losses: their gradients are given to ``backward``."""
     x = S.Convolution(S.Variable("data"), num_filter=filters, kernel=(3, 3), pad=(1, 1))
     heads = []
     for _ in range(4):
@@ -84,19 +100,19 @@ def head_gradients(filters: int = 32) -> Network:
 
 
 def several_outputs(outputs: str) -> Network:
-    """What ``outputs`` says: of one result ``h``, its input ``x``, a weight ``w``, and twins."""
+    """Build these outputs: a result ``h``, its input ``x``, a weight ``w``, and twins."""
     with mx.name.NameManager():
         data = x = S.Variable("data")
         weight = S.Variable("weight", shape=(6, 6))
         for _ in range(4):
             x = S.Activation(S.FullyConnected(x, weight, num_hidden=6), act_type="tanh")
         a, b = S.sin(x), S.sin(x)  # MXNet merges them, but for where gradients start
-        known = {"h": x, "x": data, "w": weight, "a": a, "b": b, "ab": a * b}
-        return S.Group([known[name] for name in outputs.split()]), {"data": (4, 6)}
+        symbols = {"h": x, "x": data, "w": weight, "a": a, "b": b, "ab": a * b}
+        return S.Group([symbols[name] for name in outputs.split()]), {"data": (4, 6)}
 
 
 def unrolled(steps: int, hidden: int = 16, fused: bool = False) -> Any:
-    """Cells of so many steps, which share their weights with those of other lengths."""
+    """Build cells of so many steps, which share their weights with those of other lengths."""
     with mx.name.NameManager():
         x = S.Embedding(S.Variable("data"), input_dim=20, output_dim=hidden, name="embed")
         if fused:
@@ -167,7 +183,7 @@ class Recurrent(NamedTuple):
 
 
 def kept_copies(network: Network, every: int) -> Network:
-    """An identity after every so many operators, of which it alone is read."""
+    """Put an identity after every so many operators, of which it alone is read."""
     symbol, shapes = network
     graph = forward(symbol, shapes)
     heads = {a for a, _ in graph.heads}
@@ -183,7 +199,7 @@ def kept_copies(network: Network, every: int) -> Network:
 
 
 #: Bound so small that a step runs in no time, with tensors of many sizes.
-TINY: dict[str, Callable[[], Network]] = {
+TINY: Builders = {
     "resnet": lambda: networks.resnet((1, 2, 1), batch=2, image=32, filters=4, classes=7),
     "lstm": lambda: networks.lstm(layers=2, steps=9, batch=3, hidden=8, labels=11, input=5),
     "lstm, one softmax": lambda: networks.lstm(
@@ -203,10 +219,142 @@ TINY: dict[str, Callable[[], Network]] = {
     "head gradients": lambda: head_gradients(filters=3),
     "unet, kept copies": lambda: kept_copies(networks.unet(batch=1, image=32, base=2, depth=2), 2),
     "many uses, kept copies": lambda: kept_copies(many_uses(hidden=6), 2),
+    "cells": lambda: rnn_cells(False, steps=5, hidden=8),
+    "fused cells": lambda: rnn_cells(True, steps=5, hidden=8),
 }
 
 #: Outputs that are one, are merged, are read within the network, or are variables.
-OUTPUTS: dict[str, Callable[[], Network]] = {
+OUTPUTS: Builders = {
     outputs: functools.partial(several_outputs, outputs)
     for outputs in ("h h", "h h ab", "a b", "b ab a", "ab b h", "x h x", "w h w")
 }
+
+#: Of the sizes at which they are trained.
+LARGE: Builders = {
+    **{name: functools.partial(load_network, name) for name in GOLDEN},
+    **{
+        name: functools.partial(networks.model_zoo, name)
+        for name in ("resnet50_v1", "vgg19", "squeezenet1.1", "densenet121")
+    },
+    **{
+        name: getattr(networks, name)
+        for name in (
+            *("resnet_v2", "mobilenet_v2", "inception_v3", "googlenet", "unet", "highway"),
+            *("two_heads", "embedding_net", "normalised_input", "chain"),
+        )
+    },
+    "alexnet": lambda: networks.model_zoo("alexnet", 256),
+    "lstm": lambda: networks.lstm(layers=2, steps=40, use_loss=False),
+    "lstm, one softmax": lambda: networks.lstm(
+        steps=20, concat_decode=True, use_loss=False, dropout=0.3
+    ),
+    "transformer": lambda: networks.transformer(dropout=0.1),
+    "detection": lambda: networks.detection(custom=False),
+    "mx.rnn": lambda: rnn_cells(False),
+    "RNN": lambda: rnn_cells(True),
+    "many uses": many_uses,
+    "just enough uses": lambda: many_uses(7),  # for a chain: the sum, and 7 more
+    "equal gradients": equal_gradients,
+    "shared weights": shared_weights,
+    "casts": casts,
+    "head gradients": head_gradients,
+    **{
+        f"{name}, kept copies": lambda name=name, every=every: kept_copies(LARGE[name](), every)  # type: ignore[misc]
+        for name, every in (("mobilenet_v2", 3), ("densenet121", 4), ("lstm", 2), ("unet", 1))
+    },
+}
+
+
+# -- drawn networks: convolutions mixed with operators that know no blocks of MKLDNN ------------
+# (``mixed_networks`` of the examples has the kinds that people train)
+
+#: Families of blocks: what is made of an image x with n channels, an even number; after the bar
+#: that is y. The names are those of mx.sym and of `_Drawing`.
+_FAMILIES = """
+gated: conv(x, n) | broadcast_mul(y, gate(conv(squeezed(y), n)))
+gated_fully: conv(x, n) | broadcast_mul(y, fully_gate(Flatten(squeezed(y)), n))
+shifted: conv(x, n, 3) | broadcast_add(y, conv(squeezed(y), n))
+split: SliceChannel(conv(x, n), num_outputs=2, axis=1)
+    | Concat(activation(conv(y[0], n // 2, 3)), y[1], dim=1)
+divided: conv(x, n, 3) | broadcast_div(y, sqrt(sum(square(y), axis=1, keepdims=True) + 1e-3))
+shuffled: turned(reshape(conv(x, n), shape=(0, -4, 2, -1, -2)))
+    | conv(activation(reshape(y, shape=(0, -3, -2))), n, 3)
+padded: Pad(conv(x, n, 3), mode='constant', pad_width=(0, 0, 0, 0, 1, 1, 1, 1), constant_value=0)
+    | slice_axis(slice_axis(y, axis=2, begin=1, end=-1), axis=3, begin=1, end=-1)
+hard_swish: norm(conv(x, n, 3)) | y * clip(y + 3, 0, 6) / 6
+product: tanh(conv(x, n, 3)) | y * sigmoid(conv(x, n))
+instance_norm: conv(x, n, 3) | InstanceNorm(y)
+up: Pooling(conv(x, n, 3), kernel=(2, 2), stride=(2, 2), pool_type='max')
+    | UpSampling(activation(y), scale=2, sample_type='nearest')
+plain: x | conv(y, n, 3)
+joined: activation(norm(conv(x, n))) | conv(Concat(x, y, dim=1), n)
+pooled: x | Pooling(y, kernel=(3, 3), pad=(1, 1), pool_type='max' if one_in(2) else 'avg')
+dropped: activation(x) | Dropout(y, p=0.2)
+transposed: activation(x) | Deconvolution(y, num_filter=n, kernel=(3, 3), pad=(1, 1))
+grouped: x | conv(y, n, 3, num_group=2)
+"""
+_TEXTS = dict(t.split(": ", 1) for t in _FAMILIES.replace("\n   ", "").strip().splitlines())
+FAMILIES = list(_TEXTS)[:11]
+#: Those for images of any size, in which MXNet trains and scores in turns.
+ANY_SIZE = (
+    "gated gated_fully shifted hard_swish product plain joined pooled dropped transposed grouped"
+).split()
+
+
+class _Drawing:
+    """Draws parts of a residual network."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.RandomState(seed)
+
+    def one_in(self, n: int) -> bool:
+        return self.random.randint(n) == 0
+
+    def conv(self, x: Any, filters: int, kernel: int = 1, **more: Any) -> Any:
+        size = {"kernel": (kernel, kernel), "pad": (kernel // 2, kernel // 2)}
+        return S.Convolution(x, num_filter=filters, no_bias=self.one_in(2), **size, **more)
+
+    def activation(self, x: Any) -> Any:
+        kind = self.random.randint(5)
+        if kind == 0:
+            return S.LeakyReLU(x, act_type="leaky", slope=0.1)
+        return S.clip(x, 0, 6) if kind == 1 else S.Activation(x, "tanh" if kind == 2 else "relu")
+
+    def norm(self, x: Any) -> Any:
+        return x if self.one_in(4) else S.BatchNorm(x, fix_gamma=False)
+
+    def gate(self, x: Any) -> Any:
+        return S.Activation(x, "sigmoid") if self.one_in(2) else S.clip(x + 0.5, 0, 1)
+
+    def turned(self, x: Any) -> Any:
+        return S.swapaxes(x, 1, 2) if self.one_in(2) else S.transpose(x, axes=(0, 2, 1, 3, 4))
+
+    def block(self, family: str, x: Any, n: int) -> Any:
+        own = {name: getattr(self, name) for name in vars(_Drawing)}
+        names = {**vars(S), **own, "squeezed": squeezed, "fully_gate": fully_gate, "x": x, "n": n}
+        first, last = _TEXTS[family].split(" | ")
+        return eval(last, {**names, "y": eval(first, names)})
+
+    def network(self, names: Sequence[str]) -> Network:
+        random = self.random
+        filters = int(random.choice([6, 8, 16, 24, 32, 48, 64]))
+        batch, side = int(random.choice([2, 3, 4])), int(random.choice([6, 8, 12]))
+        blocks = random.randint(2, 6)
+        chosen = [names[k] for k in random.choice(len(names), random.randint(1, 3), False)]
+        x = self.conv(S.var("data"), filters, 3)
+        for _ in range(blocks):
+            y = self.norm(x)
+            if self.one_in(2):
+                y = self.activation(y)
+            y = self.block(chosen[random.randint(len(chosen))], y, filters)
+            if self.one_in(3):
+                y = self.activation(self.norm(y))
+            joined = random.randint(8)
+            x = y if joined == 0 else S.broadcast_add(x, y) if joined == 1 else x + y
+        return classified(self.activation(self.norm(x))), {"data": (batch, 3, side, side)}
+
+
+def drawn(seed: int, families: Sequence[str] = FAMILIES) -> Network:
+    """Build a residual network of one or two of these families of blocks."""
+    with mx.name.NameManager():
+        return _Drawing(seed).network(families)
