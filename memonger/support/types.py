@@ -3,18 +3,21 @@
 Import these under ``TYPE_CHECKING``.
 """
 
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Dict
 
 if TYPE_CHECKING:
     import numpy as np
     from mxnet import Context as Context
     from mxnet.executor import Executor as Executor
     from mxnet.gluon import Block as Block
-    from mxnet.gluon import Parameter as Parameter
+    from mxnet.module import BaseModule as BaseModule
     from mxnet.ndarray import NDArray as NDArray
     from mxnet.symbol import Symbol as Symbol
     from numpy.typing import NDArray as Array
 
+    Json = Dict[str, Any]  # type: ignore[misc]  # an object, such as a node of a symbol
+
+    AnyArray = Array[Any]  # type: ignore[misc]  # an array that a header names
     Array1 = Array[np.generic]
     Bools = Array[np.bool_]
     Int8s = Array[np.int8]
