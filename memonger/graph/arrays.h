@@ -56,31 +56,6 @@ typedef struct {
     Int64s sizes;
 } SignatureArrays;
 
-/* Lists of (row, output, owner), joined: where each list starts, and the columns. */
-typedef struct {
-    Int32s start, row, output, owner;
-} ReadLists;
-
-/* Lists of (row, owner). */
-typedef struct {
-    Int32s start, row, owner;
-} WaitLists;
-
-typedef struct {
-    Int32s row, output, owner;
-} HeadList;
-
-/* Makes the GraphArrays of rows whose signatures have the numbers ``signature``.
- *
- * The first ``forward`` rows have copies; if it is 0, all rows run in the order in which they
- * stand. ``waits`` are control dependencies. The first ``outputs`` of the heads are outputs of the
- * network, the others gradients. The result refers to the arrays that were passed.
- */
-KERNEL void graph_arrays(
-    Memory *memory, const SignatureArrays *signatures, int64_t forward, Int32s signature,
-    const ReadLists *reads, const WaitLists *waits, const HeadList *heads, int64_t outputs,
-    GraphArrays *result);
-
 /* Groups items by their keys: where those of a key start (``keys`` + 1), and their indices. */
 KERNEL void group_by_key(Memory *memory, Int32s key, int64_t keys, Int32s *start, Int32s *items);
 
@@ -92,6 +67,6 @@ Int32s find_owners(Memory *memory, Int32s start);
  * Rows below ``have_run`` have run already: they are listed at each read, with its owner as their
  * reader. The reader of all other rows is KEPT.
  */
-void walk(
+KERNEL void walk(
     Memory *memory, int64_t have_run, Int32s start, Int32s before, Int32s owner, Int32s heads,
     Int32s head_owner, Int32s *order, Int32s *reader);

@@ -7,15 +7,18 @@ run: depth first from the outputs (``nnvm::DFSVisit``).
 
 from __future__ import annotations
 
-from typing import Any, Iterable, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Iterable, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from memonger.graph.operators.inplace import IGNORED, Options, inplace_options
 from memonger.graph.operators.tensors import Attributes, Shape, Tensors
-from memonger.support.kernels import Struct, constant
+from memonger.support.kernels import Struct, compiled, constant
 
-KEPT = constant("KEPT")
+if TYPE_CHECKING:
+    from memonger.support.types import AnyArray, Array1, Int32s, Int64s
+
+KEPT, LEFT_OUT = constant("KEPT"), constant("LEFT_OUT")
 
 #: Phases of a row: of the forward pass, a recomputed copy, of the backward pass.
 FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2
@@ -79,18 +82,6 @@ class SignatureArrays(Struct):
     """What the allocator reads of `Signature`s."""
 
 
-class ReadLists(Struct):
-    """Lists of `Read`, one for each row."""
-
-
-class WaitLists(Struct):
-    """Lists of control dependencies (row, owner), one for each row."""
-
-
-class HeadList(Struct):
-    """The outputs of a network, then the gradients: a list of `Read`."""
-
-
 def signature_arrays(signatures: Sequence[Signature]) -> SignatureArrays:
     """Return what the allocator reads of these signatures."""
     tensors = [tensor for signature in signatures for tensor in signature.tensors]
@@ -129,7 +120,116 @@ def signature_arrays(signatures: Sequence[Signature]) -> SignatureArrays:
     )
 
 
-def gather(start: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def graph_arrays(
+    signatures: Sequence[Signature],
+    number: Int32s,
+    reads: Sequence[Int32s],
+    heads: Sequence[Int32s],
+    outputs: int,
+    waits: Sequence[Int32s] | None = None,
+    forward: int = 0,
+) -> GraphArrays:
+    """Return the arrays of rows whose signatures have these numbers.
+
+    Reads are where those of each row start and columns of `Read`; ``waits``, control dependencies,
+    lack the output. Of the heads, columns of `Read`, the first ``outputs`` are outputs of the
+    network, the others gradients. The first ``forward`` rows have copies. Without ``waits`` all
+    rows run in the order in which they stand.
+    """
+    s, rows = signature_arrays(signatures), len(number)
+    read_start, read_row, read_output, read_owner = reads
+    head_row, head_output, head_owner = heads
+    variable = s.variable[number]
+    output_start = find_starts(np.diff(s.output_start)[number])
+    made, maker = gather(s.output_start, number)
+    itemsize, rank, dtype = s.itemsize[made], s.rank[made], s.dtype[made]
+    ignored = s.ignored[gather(s.ignored_start, number)[0]]
+    there = read_row != LEFT_OUT
+    read_entry = np.where(there, output_start[read_row] + read_output, 0)
+    used = there & ~variable[read_row] & ~ignored
+    use_start = find_starts(used)[read_start]
+    use_entry, use_row, use_owner = read_entry[used], read_row[used], read_owner[used]
+    # Of the in-place options those that can apply.
+    option, taker = gather(s.option_start, number)
+    read = read_start[taker] + s.option_input[option]
+    output = output_start[taker] + s.option_output[option]
+    entry = read_entry[read]
+    identity = s.option_identity[option] & (dtype[entry] == dtype[output])
+    fits = there[read] & ~variable[read_row[read]] & (identity | s.reads[number[taker]])
+    fits &= (rank[entry] == rank[output]) & (itemsize[entry] == itemsize[output])
+    read = read[fits]
+    first, start = np.arange(rows, dtype=np.int32), np.zeros(1, dtype=np.int32)
+    before_row = walk_row = walk_owner = first[:0]
+    runs = np.ones(rows, dtype=np.bool_)
+    if waits is not None:  # the order in which the rows run, each after those that it reads
+        reader = np.append(find_owners(read_start)[there], find_owners(waits[0]))
+        before = np.argsort(reader, kind="stable")
+        start = find_starts(np.bincount(reader, minlength=rows))
+        before_row = np.append(read_row[there], waits[1])[before]
+        graph = start, before_row, np.append(read_owner[there], waits[2])[before]
+        first, _ = compiled.walk(0, *graph, head_row[:outputs], head_owner[:outputs])
+        gradients = head_row[outputs:], head_owner[outputs:]
+        walk_row, walk_owner = compiled.walk(forward, *graph, *gradients)
+        runs = np.isin(np.arange(rows), np.append(first, walk_row))
+        needed = (walk_row >= forward) | ((walk_owner != KEPT) & ~variable[walk_row])
+        walk_row, walk_owner = walk_row[needed], walk_owner[needed]
+    head_entry = output_start[head_row] + head_output
+    user = find_owners(use_start)
+    running = runs[user]
+    count = np.bincount(np.append(use_entry[running], head_entry), minlength=len(made))
+    # What gradients, and the user, read of operators.
+    late = running & (user >= 2 * forward)
+    entry, row = np.append(use_entry[late], head_entry), np.append(use_row[late], head_row)
+    owner = np.append(use_owner[late], head_owner)
+    copies = np.flatnonzero((row < forward) & ~variable[row] & (owner != KEPT))
+    copies = copies[np.argsort(owner[copies], kind="stable")]
+    return GraphArrays(
+        forward=forward,
+        variable=variable,
+        read_start=read_start,
+        read_row=read_row,
+        read_output=read_output,
+        read_owner=read_owner,
+        read_ignored=ignored,
+        use_start=use_start,
+        use_entry=use_entry,
+        use_row=use_row,
+        use_owner=use_owner,
+        output_start=output_start,
+        elements=s.elements[made],
+        itemsize=itemsize,
+        rank=rank,
+        sizes=s.sizes,
+        by_size=s.by_size[made] + output_start[maker],
+        inplace_start=find_starts(np.bincount(taker[fits], None, rows)),
+        inplace_input=s.option_input[option[fits]],
+        inplace_entry=read_entry[read],
+        inplace_row=read_row[read],
+        inplace_owner=read_owner[read],
+        inplace_output=output[fits],
+        inplace_identity=identity[fits],
+        head_row=head_row,
+        head_entry=head_entry,
+        head_owner=head_owner,
+        outputs=outputs,
+        first=first,
+        walk_row=walk_row,
+        walk_owner=walk_owner,
+        before_start=start[: forward + 1],
+        before_row=before_row[: start[forward]],
+        reads=count.astype(np.int32),
+        recomputed_start=find_starts(np.bincount(owner[copies], None, forward)),
+        recomputed_entry=entry[copies],
+        recomputed_row=row[copies],
+    )
+
+
+def find_starts(counts: Array1) -> Int32s:
+    """Return where the items of each row start, and where those of the last end."""
+    return np.append(0, np.cumsum(counts)).astype(np.int32)
+
+
+def gather(start: AnyArray, rows: AnyArray) -> tuple[Int64s, Int64s]:
     """Return the indices of the items that these rows own, and for each its position in ``rows``.
 
     Row r owns the items from ``start[r]`` to ``start[r + 1]``.
@@ -140,18 +240,18 @@ def gather(start: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return np.arange(len(position)) + offset[position], position
 
 
-def find_owners(start: np.ndarray) -> np.ndarray:
+def find_owners(start: AnyArray) -> Int64s:
     """Return the row that owns each item, where row r owns items start[r] to start[r + 1]."""
     return np.repeat(np.arange(len(start) - 1), np.diff(start))
 
 
-def join_columns(lists: Sequence[Sequence[Any]], width: int) -> tuple[np.ndarray, ...]:
-    """Join lists of tuples: return where each list starts, then the columns, all of int32."""
+def join_columns(lists: Sequence[Sequence[object]], width: int) -> tuple[Int32s, ...]:
+    """Join lists of tuples: return where each list starts, then the columns."""
     start, items = join(lists)
     return (start.astype(np.int32), *items.reshape(-1, width).astype(np.int32).T.copy())
 
 
-def join(lists: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Join lists: return where each starts, (len(lists) + 1,), and all items, as int64."""
+def join(lists: Sequence[Sequence[object]]) -> tuple[Int64s, Int64s]:
+    """Join lists: return where each starts, (len(lists) + 1,), and all items."""
     items = [item for part in lists for item in part]
     return np.cumsum([0, *map(len, lists)]), np.array(items, dtype=np.int64)

@@ -23,7 +23,6 @@ from memonger.graph.operators import gradients
 from memonger.graph.operators.gradients import ZEROS, GradientFacts, OperatorGradient
 from memonger.graph.operators.tensors import Attributes, Tensors
 from memonger.support.errors import MemongerError
-from memonger.support.kernels import compiled
 from memonger.support.mxnet import Settings
 
 Reads = Sequence[Read]
@@ -210,14 +209,14 @@ class _Builder:
         return TrainingGraph(
             graph=self.graph,
             settings=self.settings,
-            arrays=compiled.graph_arrays(
-                arrays.signature_arrays(self.signatures.all),
-                self.n,
+            arrays=arrays.graph_arrays(
+                self.signatures.all,
                 np.array(self.numbers, dtype=np.int32),
-                arrays.ReadLists(*arrays.join_columns(self.reads, 3)),
-                arrays.WaitLists(*arrays.join_columns(self.waits, 2)),
-                arrays.HeadList(*arrays.join_columns([heads], 3)[1:]),
+                arrays.join_columns(self.reads, 3),
+                arrays.join_columns([heads], 3)[1:],
                 len(self.graph.heads),
+                arrays.join_columns(self.waits, 2),
+                self.n,
             ),
             signatures=tuple([self.signatures.all[k] for k in self.numbers]),
             names=tuple(self.names),

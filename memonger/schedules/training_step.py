@@ -11,15 +11,14 @@ import numpy as np
 
 from memonger.costs.placement import Placement, place_items
 from memonger.costs.replay import Replay
-from memonger.graph import arrays
 from memonger.graph.arrays import (
+    BACKWARD,
     KEPT,
+    RECOMPUTED,
     GraphArrays,
-    HeadList,
-    ReadLists,
     Signature,
     Signatures,
-    WaitLists,
+    graph_arrays,
     join_columns,
     signature_arrays,
 )
@@ -186,7 +185,7 @@ class TrainingStep(StepGraph):
         graph, forward = self.training.graph, self.parts.variants.forward
         runs = np.bincount(self.rows.source[self.rows.time >= 0], minlength=forward)
         once = [x for x in graph.operators if graph.nodes[x].op == "Dropout" and runs[x] == 1]
-        origin, backward = self.training.origin, self.training.phases == arrays.BACKWARD
+        origin, backward = self.training.origin, self.training.phases == BACKWARD
         variants = {x: np.flatnonzero((origin == x) & backward).tolist() for x in once}
         return _recorded_rows(self.parts, self.nodes, variants)
 
@@ -247,18 +246,8 @@ def make_step(parts: Parts, nodes: Nodes) -> TrainingStep:
     heads += [(nodes.latest[variant], k) for variant, k in parts.written]
     head_row, head_output = np.array(heads, dtype=np.int32).T.copy()
     kept = np.full(max(len(rows.read_row), len(heads)), KEPT, dtype=np.int32)
-    nothing = np.zeros(len(rows.signature) + 1, dtype=np.int32)
-    packed = signature_arrays(signatures)
-    graph: GraphArrays = compiled.graph_arrays(
-        packed,
-        0,
-        rows.signature,
-        ReadLists(rows.read_start, rows.read_row, rows.read_output, kept[: len(rows.read_row)]),
-        WaitLists(start=nothing, row=nothing[:0], owner=nothing[:0]),
-        HeadList(head_row, head_output, kept[: len(heads)]),
-        outputs,
-    )
-    views = not parts.mkldnn
+    reads = rows.read_start, rows.read_row, rows.read_output, kept[: len(rows.read_row)]
+    views, packed = not parts.mkldnn, signature_arrays(signatures)
     _, alive = compiled.lifetimes(packed, rows, head_row, head_output, outputs, views)
     of_rows, of = [signatures[k] for k in rows.signature.tolist()], training.gradient_of
     inserted, sources = rows.source < 0, rows.source.tolist()
@@ -272,10 +261,12 @@ def make_step(parts: Parts, nodes: Nodes) -> TrainingStep:
     return TrainingStep(
         graph=training.graph,
         settings=training.settings,
-        arrays=graph,
+        arrays=graph_arrays(
+            signatures, rows.signature, reads, (head_row, head_output, kept[: len(heads)]), outputs
+        ),
         signatures=of_rows,
         names=names,
-        phases=np.where(again, arrays.RECOMPUTED, training.phases[rows.source]),
+        phases=np.where(again, RECOMPUTED, training.phases[rows.source]),
         origin=np.where(inserted, -1, training.origin[rows.source]),
         gradient_of={row: of[source] for row, source in enumerate(sources) if source in of},
         parts=parts,

@@ -1,22 +1,24 @@
 """Types for annotations alone: what MXNet's untyped objects are, and arrays by what they hold.
 
-Import these under ``TYPE_CHECKING``.
+MXNet has no types, so that a type checker knows its classes by name only.
 """
 
-from typing import TYPE_CHECKING, Any, Dict
+from typing import TYPE_CHECKING, Any, Mapping
 
 if TYPE_CHECKING:
     import numpy as np
     from mxnet import Context as Context
     from mxnet.executor import Executor as Executor
     from mxnet.gluon import Block as Block
-    from mxnet.module import BaseModule as BaseModule
+    from mxnet.gluon import Parameter as Parameter
     from mxnet.ndarray import NDArray as NDArray
     from mxnet.symbol import Symbol as Symbol
+    from numpy.typing import ArrayLike as ArrayLike
+    from numpy.typing import DTypeLike as DTypeLike
     from numpy.typing import NDArray as Array
 
-    Json = Dict[str, Any]  # type: ignore[misc]  # an object, such as a node of a symbol
-
+    Json = Any  # type: ignore[misc]  # what a text in JSON holds
+    Keywords = Mapping[str, Any]  # type: ignore[misc]  # arguments of `memonger.plan` and others
     AnyArray = Array[Any]  # type: ignore[misc]  # an array that a header names
     Array1 = Array[np.generic]
     Bools = Array[np.bool_]
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     Int64s = Array[np.int64]
     Floats = Array[np.float32]
     Doubles = Array[np.float64]
+else:  # nobody evaluates annotations, but the names are imported
 
-    Json = Any  # type: ignore[misc]  # what a text in JSON holds
-    Keywords = Mapping[str, Any]  # type: ignore[misc]  # arguments of `memonger.plan` and others
+    def __getattr__(name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Any
