@@ -10,16 +10,19 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import Any, Callable, Generic, Hashable, Iterator, Mapping, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Generic, Hashable, Iterator, Mapping, TypeVar
 
 from memonger.support import files
 from memonger.support.errors import MemongerError
 
+if TYPE_CHECKING:
+    from memonger.support.types import Json
+
 log = logging.getLogger("memonger")
 T = TypeVar("T")
 
-_caches: weakref.WeakSet[Latest[Any]] = weakref.WeakSet()
-_unwritten: dict[Path, dict[str, Any]] = {}
+_caches: weakref.WeakSet[Latest[Any]] = weakref.WeakSet()  # type: ignore[misc]  # of any values
+_unwritten: dict[Path, Json] = {}
 
 
 class Latest(Generic[T]):
@@ -68,7 +71,7 @@ def folder() -> Path:
 
 
 @contextlib.contextmanager
-def on_disk(stem: str, conditions: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def on_disk(stem: str, conditions: Mapping[str, str]) -> Iterator[Json]:
     """Open a file of the cache as a dict, and write it if the block changes it.
 
     ``stem`` begins the file's name. The values depend on the ``conditions``: there is a file for

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numbers
-from typing import Any
 
 from memonger.support.errors import MemongerError
 
 
-def check_count(name: str, value: Any, least: int) -> int:
+def check_count(name: str, value: object, least: int) -> int:
     """Return ``value`` as an int; refuse one below ``least``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise MemongerError(f"{name} must be an integer, not {value!r}")
@@ -17,7 +16,7 @@ def check_count(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def check_number(name: str, value: Any) -> float | None:
+def check_number(name: str, value: object) -> float | None:
     """Return a number as a float, and None as None."""
     if value is None:
         return None

@@ -10,14 +10,15 @@ import contextlib
 import os
 import secrets
 import shutil
-from typing import Any, Union
+from typing import TYPE_CHECKING
 
 from memonger.support.errors import MemongerError
 
-Path = Union[str, bytes, "os.PathLike[Any]"]
+if TYPE_CHECKING:
+    from memonger.support.types import FilePath
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: FilePath) -> None:
     """Refuse a path that cannot be written, before a long search for what goes there."""
     name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
     target = os.path.realpath(name)
@@ -35,7 +36,7 @@ def check_writable(path: Path) -> None:
             raise MemongerError(f"{name or path!r} cannot be written: {reason}")
 
 
-def write(path: Path, data: bytes) -> None:
+def write(path: FilePath, data: bytes) -> None:
     """Write a file; an old one stays until the new one is whole."""
     check_writable(path)
     target = os.path.realpath(os.fsdecode(path))  # a link stays a link

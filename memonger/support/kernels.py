@@ -15,23 +15,28 @@ import sys
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator, NamedTuple, Tuple, TypeVar
 
 import numpy as np
 
 from memonger.support.errors import MemongerError
+
+if TYPE_CHECKING:
+    from memonger.support.types import AnyArray
+
+    Value = Any  # type: ignore[misc]  # an argument or a result, whose type a header names
 
 PACKAGE = Path(__file__).resolve().parents[1]
 ROOT = PACKAGE.parent
 NAME = Path("memonger", "support", "libkernels.so")
 
 #: Type of a number in C -> its converter, its type in ctypes, its format in the module struct.
-_SCALARS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
+_SCALARS: dict[str, tuple[Callable[[Value], Value], Value, str]] = {
     "bool": (bool, ctypes.c_bool, "?"),
     "int64_t": (operator.index, ctypes.c_int64, "q"),
     "double": (float, ctypes.c_double, "d"),
 }
-_DTYPES: dict[str, np.dtype[Any] | None] = {
+_DTYPES: dict[str, np.dtype[Value] | None] = {
     f"{name}s": np.dtype(name.lower())
     for name in ("Bool", "Int8", "Int32", "Int64", "UInt16", "UInt64")
 }
@@ -47,9 +52,10 @@ _ERRORS: dict[int, tuple[type[Exception], str]] = {
 }
 
 Field = Tuple[str, str]  # type and name, as in C
+S = TypeVar("S", bound="Struct")
 
 
-class Struct(tuple):
+class Struct(Tuple["Value", ...]):
     """The struct of the same name in a header, which says what its fields mean.
 
     Its fields are given in order or by name. A class annotates those that are not arrays.
@@ -64,23 +70,23 @@ class Struct(tuple):
             setattr(cls, name, property(operator.itemgetter(i)))
         Struct.classes[cls.__name__] = cls
 
-    def __new__(cls, *fields: Any, **by_name: Any) -> Any:
+    def __new__(cls: type[S], *fields: object, **by_name: object) -> S:
         """Make a struct of all its fields; raise TypeError if one is missing or unknown."""
         names = cls.names[len(fields) :]
         if {*names} != {*by_name} or len(fields) > len(cls.names):
             raise TypeError(f"{cls.__name__} has the fields {cls.names} in C")
         return super().__new__(cls, (*fields, *[by_name[name] for name in names]))
 
-    def __getnewargs__(self) -> tuple[Any, ...]:
+    def __getnewargs__(self) -> tuple[object, ...]:
         return tuple(self)
 
-    def replace(self, **changes: Any) -> Any:
+    def replace(self: S, **changes: object) -> S:
         """Return a copy with other values of some fields."""
         return type(self)(**{**dict(zip(self.names, self)), **changes})
 
     if TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> np.ndarray: ...
+        def __getattr__(self, name: str) -> AnyArray: ...
 
 
 class _Array(ctypes.Structure):
@@ -95,31 +101,18 @@ class _Kernel(NamedTuple):
     """A compiled function, its parameters and its results."""
 
     name: str
-    function: Any
+    function: Value
     takes_memory: bool  # its first argument is a Memory; it is called by its ``try_`` function
     parameters: list[Field]  # arrays, structs (``const T *``) and numbers
     results: list[str]  # the type of each; the number that a ``try_`` function returns is last
     returns_number: bool
 
-    def __call__(self, *arguments: Any) -> Any:
-        """Call the function with arrays, structs and numbers.
+    def __call__(self, *arguments: Value) -> Value:
+        """Call the function; raise TypeError for an argument that is not what the header says.
 
-        Arrays must be C-contiguous and of the header's type; they are not copied.
-
-        Returns
-        -------
-        Any
-            The number that the function returns, then its results: new arrays of one dimension,
-            structs and numbers. A tuple if there are several.
-
-        Raises
-        ------
-        TypeError
-            If an argument is not what the header says.
-        MemoryError
-            If there is no memory for its results.
-        MemongerError
-            If something is more than compiled code can count.
+        Arrays must be C-contiguous; they are not copied. Return the number that the function
+        returns, then its results: new arrays of one dimension, structs and numbers. They are a
+        tuple if there are several.
         """
         if len(arguments) != len(self.parameters):
             raise TypeError(f"{self.name} takes {[name for _, name in self.parameters]}")
@@ -160,7 +153,7 @@ def constant(name: str) -> int:
     return _constants()[name]
 
 
-def _to_c(kind: str, name: str, value: Any) -> Any:
+def _to_c(kind: str, name: str, value: Value) -> Value:
     """Convert an argument to what ctypes passes; a struct is packed, and passed by its address."""
     numbers = _flatten(kind, name, value)
     if kind in _DTYPES:
@@ -168,7 +161,7 @@ def _to_c(kind: str, name: str, value: Any) -> Any:
     return numbers[0] if kind in _SCALARS else struct.pack(_format(kind), *numbers)
 
 
-def _flatten(kind: str, name: str, value: Any) -> list[Any]:
+def _flatten(kind: str, name: str, value: Value) -> list[Value]:
     """List the numbers that a value consists of; an array is its address and its count."""
     if kind in _SCALARS:
         return [_SCALARS[kind][0](value)]
@@ -187,7 +180,7 @@ def _flatten(kind: str, name: str, value: Any) -> list[Any]:
     return [value.__array_interface__["data"][0], value.size if dtype else value.nbytes]
 
 
-def _from_c(kind: str, numbers: Iterator[Any]) -> Any:
+def _from_c(kind: str, numbers: Iterator[Value]) -> Value:
     """Make a copy of a result from the numbers that it consists of."""
     if kind in _SCALARS:
         return next(numbers)
@@ -202,7 +195,7 @@ def _from_c(kind: str, numbers: Iterator[Any]) -> Any:
 
 
 @lru_cache(None)
-def _library() -> Any:
+def _library() -> ctypes.CDLL:
     """Load the library beside this file; in a clone where none was built, the installed one."""
     in_clone = (ROOT / "setup.py").exists()
     build = f"run in {ROOT}: python setup.py build_ext -i"
@@ -266,7 +259,7 @@ def _kernel(name: str) -> _Kernel:
         raise AttributeError(f"no header has a KERNEL {name}")
     return_type, declarations = declared[1], [text.strip() for text in declared[2].split(",")]
     takes_memory = declarations[0] == "Memory *memory"
-    types: list[Any] = [ctypes.POINTER(_Memory)] if takes_memory else []
+    types: list[Value] = [ctypes.POINTER(_Memory)] if takes_memory else []
     parameters: list[Field] = []
     results: list[str] = []
     for declaration in declarations[len(types) :]:

@@ -21,11 +21,17 @@ import sys
 import tempfile
 import threading
 from dataclasses import dataclass, field
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Callable, Iterator, Sequence, TypeVar
 
 from memonger.support.errors import MB, MemongerError, MXNetImportError
+
+if TYPE_CHECKING:
+    import mxnet as mx  # noqa: F401
+
+T = TypeVar("T")
 
 #: Folder in the ``nvidia`` namespace package, and soname; libraries come after those they need.
 CUDA_LIBRARIES: list[tuple[str, str]] = re.findall(
@@ -45,10 +51,10 @@ log = logging.getLogger("memonger")
 INSTALL = "pip install 'memonger[cpu]', or 'memonger[cu112]' for a machine with an NVIDIA GPU"
 
 
-def _variable(name: str, default: str, parse: Callable[[str], Any]) -> Any:
+def _variable(name: str, default: str, parse: Callable[[str], T]) -> T:
     """Make a field that is read from an environment variable."""
 
-    def read() -> Any:
+    def read() -> T:
         with environment():
             text = os.environ.get(name) or default  # to MXNet an empty variable is unset
         try:
@@ -253,7 +259,9 @@ class _Preparation:
     """A finder of modules that prepares the import of MXNet, and runs the actions after it."""
 
     @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != "mxnet":
             return None
         build = _chosen_build()
@@ -266,16 +274,16 @@ class _Preparation:
         # The finders after this one find MXNet, be it in a clone or hooked by others.
         finders = sys.meta_path[sys.meta_path.index(_Preparation) + 1 :]
         specs = (f.find_spec(name, path, target) for f in finders if hasattr(f, "find_spec"))
-        spec: Any = next((spec for spec in specs if spec is not None), None)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
-            def exec_module(module: Any) -> None:
+            def exec_module(module: ModuleType) -> None:
                 load(module)
                 while _actions:
                     _actions.pop(0)()
 
-            spec.loader.exec_module = exec_module
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
@@ -301,7 +309,7 @@ def _check_version(version: str) -> None:
         )
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name != "mx":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Callable, Iterator, Sequence, TypeVar
+from typing import TYPE_CHECKING, Callable, Iterator, Sequence, TypeVar
 
 import numpy as np
 from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from memonger.support.types import Int64s
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -29,7 +32,7 @@ class Threads:
         return bool(self.stop[0])
 
     def run(
-        self, job: Callable[[T, np.ndarray], R], items: Sequence[T], steps: int, share: float
+        self, job: Callable[[T, Int64s], R], items: Sequence[T], steps: int, share: float
     ) -> list[R]:
         """Run a job on every item, on all processors; return the results in the order of the items.
 
@@ -42,7 +45,7 @@ class Threads:
         workers = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count()
         with ThreadPoolExecutor(workers) as pool:
             futures = [pool.submit(job, *pair) for pair in zip(items, steps_done)]
-            running: Any = futures
+            running = {*futures}
             while running:
                 try:
                     _, running = wait(running, timeout=0.1)

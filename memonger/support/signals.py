@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from typing import Any, Callable, Iterator
+from types import FrameType
+from typing import Callable, Iterator
 
 
 @contextlib.contextmanager
@@ -26,8 +27,8 @@ def signals_put_off() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _put_off(number: int, handler: Callable[..., Any]) -> Iterator[None]:
-    arrivals: list[Any] = []
+def _put_off(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    arrivals: list[tuple[int, FrameType | None]] = []
     signal.signal(number, lambda *arguments: arrivals.append(arguments))
     try:
         yield

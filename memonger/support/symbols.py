@@ -14,11 +14,14 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Mapping, Optional, Sequence, Tuple
 
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.versions import VERSION, json_of
+
+if TYPE_CHECKING:
+    from memonger.support.types import FilePath, Json, Symbol
 
 OLDEST = 800  # the version of a file that names none
 OWN_STATES = 900  # older files lack auxiliary states: MXNet adds the inputs
@@ -37,31 +40,31 @@ Arity = Tuple[Optional[Tuple[str, ...]], Tuple[int, ...], int]
 _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
 
 
-def read(symbol: Any) -> dict[str, Any]:
+def read(symbol: Symbol) -> Json:
     """Return the graph that a symbol's JSON holds, with the casts that AMP has put in."""
     return json.loads(json_of(symbol), strict=False)
 
 
-def as_json(graph: Mapping[str, Any]) -> str:
+def as_json(graph: Json) -> str:
     r"""Return the JSON of a graph for MXNet, which cannot read ``\u``, ``\b`` and ``\f``."""
     text = json.dumps(graph, ensure_ascii=False)
     return _ESCAPE.sub(lambda m: json.loads(f'"{m[0]}"') if m[1][0] in "ubf" else m[0], text)
 
 
-def attributes(node: Mapping[str, Any]) -> dict[str, str]:
+def attributes(node: Json) -> dict[str, str]:
     """Return the attributes of a node in a symbol's JSON, under all keys that they have had."""
     last = [key for key in node if key in ("attr", "attrs")][-1:]
     return {**node.get("param", {}), **(node[last[0]] if last else {})}
 
 
-def check_graph(graph: Any, subject: str, version: int = VERSION) -> None:
+def check_graph(graph: Json, subject: str, version: int = VERSION) -> None:
     """Refuse a graph unless every node reads outputs of nodes before it, as many as it takes.
 
     ``subject`` begins the message of a MemongerError; MXNet of this ``version`` wrote the JSON.
     """
     where = subject
     try:
-        nodes: list[Mapping[str, Any]] = graph["nodes"]
+        nodes: list[Json] = graph["nodes"]
         outputs: list[int] = []
         for i, node in enumerate(nodes):
             where = f"{subject}: node {i}"
@@ -86,11 +89,13 @@ def check_graph(graph: Any, subject: str, version: int = VERSION) -> None:
         raise MemongerError(f"{where}: it is not as MXNet writes it ({error!r})") from None
 
 
-def _is_count(number: Any) -> bool:
+def _is_count(number: object) -> bool:
     return type(number) is int and 0 <= number < 2**32
 
 
-def _check_entries(entries: Any, kind: str, nodes: Sequence[Any], outputs: Sequence[int]) -> None:
+def _check_entries(
+    entries: Sequence[Sequence[int]], kind: str, nodes: Sequence[Json], outputs: Sequence[int]
+) -> None:
     """Refuse entries unless they name outputs that exist, of nodes before their reader."""
     for entry in entries:
         if type(entry) is not list or len(entry) not in (2, 3) or not all(map(_is_count, entry)):
@@ -104,10 +109,10 @@ def _check_entries(entries: Any, kind: str, nodes: Sequence[Any], outputs: Seque
             raise MemongerError(f"{kind} is output {b} of {name}, which has {outputs[a]}")
 
 
-def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], version: int) -> int:
+def _count_outputs(node: Json, nodes: Sequence[Json], version: int) -> int:
     """Count the outputs of a node; refuse it if its operator takes other inputs."""
     op, count = node["op"], len(node["inputs"])
-    subgraphs: list[Any] = node.get("subgraphs", [])
+    subgraphs: list[Json] = node.get("subgraphs", [])
     if op == "null":
         if count or subgraphs:
             raise MemongerError("it is a variable, and has inputs")
@@ -166,16 +171,14 @@ def _number(text: str) -> int:
     return int(match[1][:18]) if match else -1
 
 
-def _ask_arity(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Any], count: int) -> Arity:
+def _ask_arity(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Json], count: int) -> Arity:
     """Ask MXNet about an operator alone."""
-    ask: Any = _arity
-    if op == "Custom":  # the registered operator reads all attributes, and may change
-        ask = _arity.__wrapped__
-    else:
+    ask = _arity.__wrapped__  # the registered operator reads all attributes, and may change
+    if op != "Custom":
+        ask = _arity
         attrs = {key: value for key, value in attrs.items() if not key.startswith("__")}
     try:
-        arity: Arity = ask(op, tuple(sorted(attrs.items())), json.dumps(subgraphs), count)
-        return arity
+        return ask(op, tuple(sorted(attrs.items())), json.dumps(subgraphs), count)
     except (mx.MXNetError, UnicodeError) as error:
         reason = said_by_mxnet(error)
     if "Cannot find custom operator" in reason:
@@ -185,7 +188,7 @@ def _ask_arity(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Any], coun
 
 @functools.lru_cache(maxsize=4096)
 def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: int) -> Arity:
-    node: dict[str, Any] = {"op": op, "name": "n", "attrs": dict(attrs), "inputs": []}
+    node: Json = {"op": op, "name": "n", "attrs": dict(attrs), "inputs": []}
     node["subgraphs"] = json.loads(subgraphs)
     _check_counts(op, node["attrs"], count, len(node["subgraphs"]))
     alone = load_nodes([node], [[0, 0, 0]])
@@ -202,7 +205,7 @@ def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: i
     return tuple(name[2:] for name in names), places, outputs
 
 
-def load_nodes(nodes: Sequence[Mapping[str, Any]], heads: Sequence[Sequence[int]]) -> Any:
+def load_nodes(nodes: Sequence[Json], heads: Sequence[Sequence[int]]) -> Symbol:
     """Make a Symbol of nodes and outputs in the form of its JSON, without a check."""
     variables = [i for i, node in enumerate(nodes) if node["op"] == "null"]
     version = {"mxnet_version": ["int", VERSION]}
@@ -210,7 +213,7 @@ def load_nodes(nodes: Sequence[Mapping[str, Any]], heads: Sequence[Sequence[int]
     return mx.sym.load_json(as_json(graph))
 
 
-def all_outputs(graph: Mapping[str, Any]) -> Any:
+def all_outputs(graph: Json) -> Symbol:
     """Return a Symbol of all outputs of a graph; those of node i start at ``node_row_ptr[i]``.
 
     ``get_internals`` leaves out those that ``list_outputs`` does not show, such as a BatchNorm's
@@ -222,7 +225,7 @@ def all_outputs(graph: Mapping[str, Any]) -> Any:
     return load_nodes(graph["nodes"], heads)
 
 
-def load(path: str | bytes | os.PathLike[Any]) -> Any:
+def load(path: FilePath) -> Symbol:
     """Read a network from a file, and check it before MXNet sees it.
 
     MXNet itself ends the process when a file is damaged in some ways. Files that older versions of

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Mapping, Sequence
 
 from memonger.support.mxnet import mx
+
+if TYPE_CHECKING:
+    from memonger.support.types import NDArray, Symbol
 
 _version = ctypes.c_int()
 mx.base.check_call(mx.base._LIB.MXGetVersion(ctypes.byref(_version)))
@@ -30,13 +33,15 @@ NOT_INVOKED = frozenset(
 MOVED_UNTOLD = {"_backward_BatchNorm": (6, 7)} if VERSION < 10800 else {}
 
 
-def json_of(symbol: Any) -> str:
+def json_of(symbol: Symbol) -> str:
     """Write a symbol as JSON, with the casts that AMP has put in."""
     options = {} if VERSION < 10700 else {"remove_amp_cast": False}  # before, it always keeps them
     return str(symbol.tojson(**options))
 
 
-def invoke(op: int, reads: Sequence[Any], attrs: Any, writes: Sequence[Any]) -> None:
+def invoke(
+    op: int, reads: Sequence[NDArray], attrs: Mapping[str, str], writes: Sequence[NDArray]
+) -> None:
     """Run an operator by its handle; autograd may record it."""
     returns_list = () if VERSION < 10700 else (True,)
     mx.nd._internal._imperative_invoke(
