@@ -11,13 +11,6 @@ typedef struct {
     int32_t *entry;  /* and which entry it is */
 } Run;
 
-/* The row that is read for an operator ``owner``: the copy's where both are recomputed. */
-static int32_t row_read(const Run *x, int32_t row, int32_t owner)
-{
-    const bool *again = x->recomputed.at;
-    return owner != KEPT && again[owner] && again[row] ? row + (int32_t)x->t->forward : row;
-}
-
 static Run run_of(
     Memory *memory, const GraphArrays *t, const Fusible *f, Bools recomputed, Int32s order)
 {
@@ -31,7 +24,7 @@ static Run run_of(
     for (int64_t i = 0; i < order.count; i++) {
         int32_t reader = order.at[i], last = t->read_start.at[reader + 1];
         for (int32_t j = t->read_start.at[reader]; j < last; j++) {
-            int32_t row = row_read(&x, t->read_row.at[j], t->read_owner.at[j]);
+            int32_t row = find_row(t, recomputed.at, j);
             x.source[j] = x.place[row];
             x.entry[j] = t->output_start.at[row] + t->read_output.at[j];
         }
@@ -503,8 +496,10 @@ bool fuse(
     if (!o.count)
         return false;
     o.set = set.at;
-    for (int64_t h = 0; h < heads.count; h++)
-        head.at[h] = x.place[row_read(&x, heads.at[h], t->head_owner.at[h])];
+    for (int64_t h = 0; h < heads.count; h++) {
+        int32_t row = heads.at[h], owner = t->head_owner.at[h];
+        head.at[h] = x.place[as_read(recomputed.at, (int32_t)t->forward, row, row, owner)];
+    }
     find_outputs(memory, &x, head, find_head_entries(memory, t, recomputed), &o);
     find_inputs(memory, &x, &o);
     *rows = new_order(memory, &x, head, &o);

@@ -1,12 +1,5 @@
 #include "costs/replay.h"
 
-/* Returns an entry as it is read for an operator ``owner``: of the copy if both are recomputed. */
-static inline int32_t as_read(
-    const bool *recomputed, int32_t copies, int32_t entry, int32_t row, int32_t owner)
-{
-    return owner != KEPT && recomputed[owner] && recomputed[row] ? entry + copies : entry;
-}
-
 void find_entries(
     Memory *memory, const GraphArrays *t, Bools recomputed, Int32s entry, Int32s row, Int32s owner,
     Int32s *result)
@@ -329,7 +322,6 @@ void add_in_place(
     Int32s heads = find_head_entries(memory, t, recomputed);
     int32_t *reads = ZEROS(memory, int32_t, entries); /* ignored ones too */
     int32_t *place = ZEROS(memory, int32_t, rows);
-    const int32_t *maker = find_owners(memory, t->output_start).at;
     for (int64_t h = 0; h < heads.count; h++)
         reads[heads.at[h]]++;
     for (int32_t i = 0; i < order.count; i++) {
@@ -342,8 +334,8 @@ void add_in_place(
         int32_t row = order.at[i];
         if (!adding.at[row])
             continue;
-        int32_t sum = read[t->read_start.at[row]], term = read[t->read_start.at[row] + 1];
-        int32_t of_sum = maker[sum], of_term = maker[term];
+        int32_t j = t->read_start.at[row], sum = read[j], term = read[j + 1];
+        int32_t of_sum = find_row(t, recomputed.at, j), of_term = find_row(t, recomputed.at, j + 1);
         bool in_place = planned.at[sum] == planned.at[t->output_start.at[row]];
         bool computed = !t->variable.at[of_sum] && !t->variable.at[of_term];
         if (in_place && computed && reads[term] == 1 && place[of_sum] < place[of_term])

@@ -7,6 +7,20 @@
 /* The block of an entry is one of these where it has none; external: it is an array of the user. */
 enum { EXTERNAL = -2, UNASSIGNED = -1 };
 
+/* Returns an entry as it is read for an operator ``owner``: of the copy if both are recomputed. */
+static inline int32_t as_read(
+    const bool *recomputed, int32_t copies, int32_t entry, int32_t row, int32_t owner)
+{
+    return owner != KEPT && recomputed[owner] && recomputed[row] ? entry + copies : entry;
+}
+
+/* Returns the row that a read reads. */
+static inline int32_t find_row(const GraphArrays *t, const bool *recomputed, int64_t read)
+{
+    int32_t row = t->read_row.at[read];
+    return as_read(recomputed, (int32_t)t->forward, row, row, t->read_owner.at[read]);
+}
+
 /* Lists the rows that run, in order, and counts the reads of each entry.
  *
  * Forward nodes come first; each copy comes where the walk through the gradients

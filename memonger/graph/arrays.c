@@ -14,16 +14,6 @@ void group_by_key(Memory *memory, Int32s key, int64_t keys, Int32s *start, Int32
         items->at[next[key.at[i]]++] = i;
 }
 
-Int32s find_owners(Memory *memory, Int32s start)
-{
-    int64_t rows = start.count - 1;
-    Int32s owner = int32s(memory, start.at[rows]);
-    for (int32_t row = 0; row < rows; row++)
-        for (int64_t k = start.at[row]; k < start.at[row + 1]; k++)
-            owner.at[k] = row;
-    return owner;
-}
-
 void walk(
     Memory *memory, int64_t have_run, Int32s start, Int32s before, Int32s owner, Int32s heads,
     Int32s head_owner, Int32s *order, Int32s *reader)

@@ -4,7 +4,6 @@
 #include "support/kernels.h"
 
 enum { KEPT = -1 };     /* an owner: the row itself is always read, never its copy */
-enum { LEFT_OUT = -1 }; /* a row that is read: a variable that is left out */
 
 /* The training graph as arrays.
  *
@@ -58,9 +57,6 @@ typedef struct {
 
 /* Groups items by their keys: where those of a key start (``keys`` + 1), and their indices. */
 KERNEL void group_by_key(Memory *memory, Int32s key, int64_t keys, Int32s *start, Int32s *items);
-
-/* Returns the row that owns each item. */
-Int32s find_owners(Memory *memory, Int32s start);
 
 /* Walks depth first from the heads; lists each row after the rows that it reads (``before``).
  *

@@ -18,7 +18,8 @@ from memonger.support.kernels import Struct, compiled, constant
 if TYPE_CHECKING:
     from memonger.support.types import AnyArray, Array1, Int32s, Int64s
 
-KEPT, LEFT_OUT = constant("KEPT"), constant("LEFT_OUT")
+KEPT = constant("KEPT")
+LEFT_OUT = -1  # a row that is read: a variable that is left out
 
 #: Phases of a row: of the forward pass, a recomputed copy, of the backward pass.
 FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2

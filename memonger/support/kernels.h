@@ -63,10 +63,6 @@ KERNEL void give_back(Memory *memory, Memory then);
 #define FILL(array, byte, count) memset(array, byte, sizeof *(array) * (size_t)(count))
 
 /* Arrays whose elements are not set. */
-static inline Bools bools(Memory *memory, int64_t count)
-{
-    return (Bools){NEW(memory, bool, count), count};
-}
 static inline Int32s int32s(Memory *memory, int64_t count)
 {
     return (Int32s){NEW(memory, int32_t, count), count};
