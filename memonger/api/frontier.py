@@ -323,10 +323,11 @@ def _open_shapes(shapes: object) -> tuple[dict[str, Json], dict[str, str]]:
     """Read shapes, with None where the batch goes, and the types that DataDescs have."""
     types: dict[str, str] = {}
     axes: dict[str, int] = {}
-    sizes: dict[str, Json] = dict(read_pairs(shapes, types, axes))
-    for name, shape in sizes.items():
+    sizes: dict[str, tuple[int | None, ...]] = {}
+    for name, shape in read_pairs(shapes, types, axes):
         if not isinstance(shape, (list, tuple)):
             raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
+        sizes[name] = tuple(shape)
     if not any(None in shape for shape in sizes.values()):
         for name, axis in axes.items():  # an iterator's layouts tell where the batch is
             if 0 <= axis < len(sizes[name]):

@@ -9,11 +9,14 @@ import contextlib
 import functools
 import gc
 from dataclasses import dataclass
-from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Iterable, Iterator, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from memonger.graph.operators.tensors import Attributes, Tensor, Tensors
+
+if TYPE_CHECKING:
+    from memonger.support.types import Bools
 
 Entry = Tuple[int, int]  # index of a node, and which of its outputs
 
@@ -130,14 +133,14 @@ class Insertion(NamedTuple):
         """Return where the identity of a copy stands."""
         return self.new_index[copy.node] + copy.offset
 
-    def extend(self, mask: np.ndarray) -> np.ndarray:
+    def extend(self, mask: Bools) -> Bools:
         """Return what a plan recomputes with all copies in: not the copies, but their products."""
         extended = np.zeros(self.node_count, dtype=np.bool_)
         extended[self.new_index] = mask
         extended[[self.index_of(copy) - 1 for copy in self.copies if copy.tie]] = True
         return extended
 
-    def needed(self, extended: np.ndarray) -> tuple[KeptCopy, ...]:
+    def needed(self, extended: Bools) -> tuple[KeptCopy, ...]:
         """Return the copies that a plan makes use of: kept, of what is not."""
         recomputed = extended[self.new_index]
         return tuple(

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 from collections import Counter
-from typing import Any, Container, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Container, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -16,6 +16,11 @@ from memonger.support.checks import check_count
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import check_graph, load_nodes, read
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from memonger.support.types import Context, Symbol
 
 #: Endings of the names of parameters that MXNet adds to an operator.
 PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
@@ -29,7 +34,7 @@ class InputSpec(NamedTuple):
     types: dict[str, str]
 
 
-def check_symbol(symbol: Any) -> Any:
+def check_symbol(symbol: object) -> Symbol:
     """Return ``symbol`` if it is a Symbol with at least one output; otherwise say what to do."""
     kind = type(symbol).__name__
     if isinstance(symbol, mx.gluon.Block):
@@ -62,7 +67,7 @@ def check_symbol(symbol: Any) -> Any:
     return symbol
 
 
-def read_devices(ctx: Any) -> Any:
+def read_devices(ctx: object) -> Context | str:
     """Return the devices that a plan is for: an existing mx.Context, 'gpu' (any GPU), or 'any'.
 
     By default it is for a GPU if MXNet is built with CUDA, whether this machine has one or not.
@@ -78,13 +83,13 @@ def read_devices(ctx: Any) -> Any:
     return mx.cpu() if ctx == CPU else ctx
 
 
-def parse_devices(devices: str) -> Any:
+def parse_devices(devices: str) -> Context | str:
     """Parse 'cpu(0)', 'gpu(1)', 'cpu', 'gpu' or 'any' to what `read_devices` takes."""
     match = re.fullmatch(r"(cpu|gpu|cpu_pinned|cpu_shared)\(([0-9]{1,9})\)", devices)
     return mx.Context(match[1], int(match[2])) if match else devices
 
 
-def check_device(ctx: Any) -> Any:
+def check_device(ctx: Context) -> Context:
     """Return a device (an mx.Context); refuse one that does not exist."""
     count = count_gpus() if ctx.device_type == GPU else 0
     if ctx.device_type == GPU and ctx.device_id >= count:
@@ -104,7 +109,11 @@ def count_gpus() -> int:
 
 
 def read_shapes(
-    symbol: Any, shapes: Any, keywords: Mapping[str, Any], type_dict: Any, devices: int = 1
+    symbol: Symbol,
+    shapes: object,
+    keywords: Mapping[str, object],
+    type_dict: object,
+    devices: int = 1,
 ) -> InputSpec:
     """Gather the inputs' shapes and types from everything that the user may pass.
 
@@ -135,22 +144,22 @@ def read_shapes(
     return InputSpec(shape_of, types)
 
 
-def drop_old_types(symbol: Any, spec: InputSpec) -> Any:
+def drop_old_types(symbol: Symbol, spec: InputSpec) -> Symbol:
     """Return the symbol without those types of its variables that contradict ``spec``.
 
     The variables of a Gluon block keep their old ``__dtype__`` when it is cast, and MXNet's
     inference then fails. Return the symbol itself if there is no contradiction, or this is no help.
     """
 
-    def infer_types(symbol: Any) -> dict[str, Any] | None:  # None if types contradict one another
+    def infer_types(symbol: Symbol) -> dict[str, type | None] | None:
         try:
             arguments, _, auxiliary = symbol.infer_type_partial(**spec.types)
-        except mx.MXNetError:
+        except mx.MXNetError:  # types contradict one another
             return None
         names = symbol.list_arguments() + symbol.list_auxiliary_states()
         return dict(zip(names, arguments + auxiliary))
 
-    def drop_types(names: Container[str]) -> Any:
+    def drop_types(names: Container[str]) -> Symbol:
         graph = read(symbol)
         for node in graph["nodes"]:
             if node["op"] == "null" and node["name"] in names:
@@ -163,7 +172,7 @@ def drop_old_types(symbol: Any, spec: InputSpec) -> Any:
     return drop_types([name for name, kind in types.items() if kind is not None])
 
 
-def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
+def read_grad_req(arguments: Sequence[str], grad_req: object) -> dict[str, str]:
     """Return what `read_requests` returns; refuse a request for no gradient at all."""
     requests = read_requests(arguments, grad_req)
     if set(requests.values()) <= {"null"}:
@@ -171,7 +180,7 @@ def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
     return requests
 
 
-def read_requests(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
+def read_requests(arguments: Sequence[str], grad_req: object) -> dict[str, str]:
     """Return the request for each argument's gradient: 'write', 'add' or 'null'.
 
     ``grad_req`` is as in ``simple_bind``; an argument that a dict does not name gets 'null'.
@@ -199,7 +208,9 @@ def read_requests(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
     return requests
 
 
-def read_pairs(shapes: Any, types: dict[str, str], axes: dict[str, int]) -> list[tuple[str, Any]]:
+def read_pairs(
+    shapes: object, types: dict[str, str], axes: dict[str, int]
+) -> list[tuple[str, object]]:
     """List names and shapes; put the types and batch axes (-1: none) of DataDescs in the dicts."""
     if shapes is None:
         return []
@@ -207,7 +218,7 @@ def read_pairs(shapes: Any, types: dict[str, str], axes: dict[str, int]) -> list
         return list(shapes.items())
     if not isinstance(shapes, (list, tuple)):
         raise MemongerError(f"shapes must be a dict or a list of DataDesc, not {shapes!r}")
-    pairs: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, object]] = []
     for item in shapes:
         if isinstance(item, mx.io.DataDesc):
             types[item.name] = _type_name(item.name, item.dtype)
@@ -256,7 +267,7 @@ def _largest_share(
     }
 
 
-def did_you_mean(name: Any, choices: Sequence[str], otherwise: str) -> str:
+def did_you_mean(name: object, choices: Sequence[str], otherwise: str) -> str:
     """End a message about an unknown name with the choice that is most like it, if one is."""
     matcher = difflib.SequenceMatcher(b=str(name))
 
@@ -269,7 +280,7 @@ def did_you_mean(name: Any, choices: Sequence[str], otherwise: str) -> str:
 
 
 def _check_name(
-    name: Any, arguments: Sequence[str], complaint: str, states: Sequence[str] = ()
+    name: object, arguments: Sequence[str], complaint: str, states: Sequence[str] = ()
 ) -> None:
     """Refuse a name that is neither an argument nor an auxiliary state."""
     if name in arguments or name in states:
@@ -284,7 +295,7 @@ def _check_name(
     raise MemongerError(complaint.format(name) + hint)
 
 
-def _type_name(name: str, kind: Any) -> str:
+def _type_name(name: str, kind: DTypeLike) -> str:
     """Return the NumPy name of an input's type; refuse one that MXNet does not have."""
     try:
         dtype = np.dtype(kind)

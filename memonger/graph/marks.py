@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.symbols import load_nodes, read
 
+if TYPE_CHECKING:
+    from memonger.support.types import Bools, Json, Symbol
+
 FORCE = "__force_mirroring__"
 STAGE = "__mirror_stage__"
 _REMOVED = -1  # the new index of an inserted node without inputs
@@ -30,15 +33,15 @@ def read_hints(graph: ForwardGraph) -> dict[int, str]:
     return {i: node.hidden[STAGE] for i, node in enumerate(graph.nodes) if STAGE in node.hidden}
 
 
-def read_mask(graph: ForwardGraph) -> np.ndarray:
+def read_mask(graph: ForwardGraph) -> Bools:
     """Return which nodes MXNet will recompute by their present marks."""
     marked = [truth(n.hidden.get(FORCE)) and n.op not in ("null", "Dropout") for n in graph.nodes]
     return np.array(marked, dtype=np.bool_)
 
 
 def apply(
-    symbol: Any, mask: np.ndarray, native: Iterable[int] = (), copies: Iterable[KeptCopy] = ()
-) -> Any:
+    symbol: Symbol, mask: Bools, native: Iterable[int] = (), copies: Iterable[KeptCopy] = ()
+) -> Symbol:
     """Return a copy of an unplanned symbol in which just the operators of ``mask`` are recomputed.
 
     The mask has an element for each node of its JSON. Nodes in ``native`` run with MXNet's own
@@ -46,7 +49,7 @@ def apply(
     """
     graph, native = read(symbol), set(native)
     insertion = insert([node["name"] for node in graph["nodes"]], copies)
-    nodes: list[dict[str, Any]] = []
+    nodes: list[Json] = []
     for i, node in enumerate(graph["nodes"]):
         if node["op"] != "null" and node["op"] not in UNTOUCHED:
             changes = {FORCE: str(bool(mask[i])), **({"cudnn_off": "True"} if i in native else {})}
@@ -65,7 +68,7 @@ def apply(
 
 
 def make_inferable(
-    symbol: Any, copies: Sequence[KeptCopy], shapes: Mapping[str, Shape]
+    symbol: Symbol, copies: Sequence[KeptCopy], shapes: Mapping[str, Shape]
 ) -> tuple[KeptCopy, ...]:
     """Return the copies, with none unfused where MXNet infers a shape from its reader.
 
@@ -85,7 +88,7 @@ def make_inferable(
     return copies
 
 
-def unplan(symbol: Any) -> Any:
+def unplan(symbol: Symbol) -> Symbol:
     """Return the network as it was before memonger planned it.
 
     Parameters
@@ -112,10 +115,10 @@ def unplan(symbol: Any) -> Any:
     return remove_plan(check_symbol(symbol))
 
 
-def remove_plan(symbol: Any) -> Any:
+def remove_plan(symbol: Symbol) -> Symbol:
     """Do what `unplan` does, for a symbol that has been checked."""
     graph = read(symbol)
-    nodes: list[dict[str, Any]] = []
+    nodes: list[Json] = []
     new_index: list[int] = []
     output_of: dict[int, int] = {}  # inserted node -> the output that it copies
 
@@ -141,13 +144,13 @@ def remove_plan(symbol: Any) -> Any:
     return _load(nodes, renumber(graph["heads"]), new_index)
 
 
-def is_planned(symbol: Any) -> bool:
+def is_planned(symbol: Symbol) -> bool:
     """Tell whether memonger has planned a network, or anything else has marked it."""
     attributes = [node.get("attrs", {}) for node in read(symbol)["nodes"]]
     return any(RECORD in attrs or truth(attrs.get(FORCE)) for attrs in attributes)
 
 
-def clear(symbol: Any) -> Any:
+def clear(symbol: Symbol) -> Symbol:
     """Return a copy in which nothing is recomputed; the user's own marks are recorded."""
     graph = read(symbol)
     for node in graph["nodes"]:
@@ -157,7 +160,7 @@ def clear(symbol: Any) -> Any:
     return load_nodes(graph["nodes"], graph["heads"])
 
 
-def _load(nodes: list[dict[str, Any]], heads: list[list[int]], new_index: list[int]) -> Any:
+def _load(nodes: list[Json], heads: list[list[int]], new_index: list[int]) -> Symbol:
     """Make a symbol of nodes whose control dependencies are still old indices."""
     for node in nodes:
         if "control_deps" in node:

@@ -6,7 +6,7 @@ import contextlib
 import io
 import re
 import sys
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Iterator
 
 import numpy as np
 
@@ -17,9 +17,12 @@ from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import all_outputs, load_nodes, read
 
+if TYPE_CHECKING:
+    from memonger.support.types import Json, Symbol
+
 
 @no_collection()
-def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
+def forward_graph(symbol: Symbol, spec: InputSpec) -> ForwardGraph:
     """Read the forward graph of a symbol whose inputs have the shapes and types of ``spec``.
 
     If a shape is missing or does not fit, the MemongerError names the input or the node.
@@ -45,7 +48,7 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
     )
 
 
-def _node(item: dict[str, Any]) -> Node:
+def _node(item: Json) -> Node:
     attrs = item.get("attrs", {})
     return Node(
         name=item["name"],
@@ -58,29 +61,31 @@ def _node(item: dict[str, Any]) -> Node:
     )
 
 
-def _call(nodes: tuple[Node, ...], call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Call MXNet; if a CustomOpProp fails, what it prints goes into the error, not to stdout."""
+@contextlib.contextmanager
+def _prints_in_errors(nodes: tuple[Node, ...]) -> Iterator[None]:
+    """If a CustomOpProp fails, put what it prints into the error instead of on stdout."""
     if not any(node.op == "Custom" for node in nodes):
-        return call(*args, **keywords)
+        yield
+        return
     stdout = io.StringIO()
     try:
         with contextlib.redirect_stdout(stdout):
-            result = call(*args, **keywords)
+            yield
     except mx.MXNetError as error:
         errors = re.findall(r"^[\w.]+: .*", stdout.getvalue(), re.M)
         where = str(error).partition("Check failed")[0]
         raise mx.MXNetError(where + errors[-1] if errors else error) from None
     sys.stdout.write(stdout.getvalue())
-    return result
 
 
 def _infer_shapes(
-    symbol: Any, graph: dict[str, Any], outputs: Any, spec: InputSpec, nodes: tuple[Node, ...]
+    symbol: Symbol, graph: Json, outputs: Symbol, spec: InputSpec, nodes: tuple[Node, ...]
 ) -> list[Shape]:
     """Infer the shapes of all outputs."""
     try:
         # infer_shape calls this too, but prints what is wrong, which the errors below say.
-        _, shapes, _ = _call(nodes, outputs._infer_shape_impl, False, **spec.shapes)
+        with _prints_in_errors(nodes):
+            _, shapes, _ = outputs._infer_shape_impl(False, **spec.shapes)
         if shapes is not None:
             return [tuple(shape) for shape in shapes]
         partial, _, _ = symbol.infer_shape_partial(**spec.shapes)
@@ -100,7 +105,7 @@ def _infer_shapes(
     )
 
 
-def _explain_shapes(graph: dict[str, Any], spec: InputSpec, message: str) -> str:
+def _explain_shapes(graph: Json, spec: InputSpec, message: str) -> str:
     """Return MXNet's message without its stack trace, with the node and its inputs' shapes."""
     match = re.search(r"Error in operator ([^:]+): (?:\[[^\]]*\] [^ ]+: )?(.*)", message, re.S)
     if not match:
@@ -118,7 +123,9 @@ def _explain_shapes(graph: dict[str, Any], spec: InputSpec, message: str) -> str
     return f"the shapes do not fit at node {where}: {reason}"
 
 
-def _infer_types(symbol: Any, outputs: Any, spec: InputSpec, nodes: tuple[Node, ...]) -> list[str]:
+def _infer_types(
+    symbol: Symbol, outputs: Symbol, spec: InputSpec, nodes: tuple[Node, ...]
+) -> list[str]:
     """Infer the types of all outputs; an undecided one is float32, as in ``simple_bind``."""
     types = dict(spec.types)
     if not types:
@@ -126,12 +133,14 @@ def _infer_types(symbol: Any, outputs: Any, spec: InputSpec, nodes: tuple[Node, 
         types = {name: FLOAT for name in symbol.list_arguments() if name not in typed}
     try:
         try:
-            _, inferred, _ = _call(nodes, outputs.infer_type_partial, **types)
+            with _prints_in_errors(nodes):
+                _, inferred, _ = outputs.infer_type_partial(**types)
         except mx.MXNetError:
             # The weights have another type, or an operator must know that of its first input. As
             # Module does, only the types of the data are passed.
             types = {**dict.fromkeys(spec.shapes, FLOAT), **spec.types}
-            _, inferred, _ = _call(nodes, outputs.infer_type_partial, **types)
+            with _prints_in_errors(nodes):
+                _, inferred, _ = outputs.infer_type_partial(**types)
         if inferred is None or None in inferred:
             # simple_bind refuses this, but in training an undecided type is float32.
             kinds, _, _ = symbol.infer_type_partial(**types)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from memonger.graph.operators.gradients import ZEROS, GradientFacts, OperatorGra
 from memonger.graph.operators.tensors import Attributes, Tensors
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import Settings
+
+if TYPE_CHECKING:
+    from memonger.support.types import Int64s
 
 Reads = Sequence[Read]
 
@@ -39,9 +42,9 @@ class StepGraph:
     arrays: GraphArrays
     signatures: Sequence[Signature]  # of each row
     names: Sequence[str]  # of each row
-    phases: np.ndarray  # of each row: FORWARD, RECOMPUTED or BACKWARD
+    phases: Int64s  # of each row: FORWARD, RECOMPUTED or BACKWARD
     #: Row -> the forward node that it is, runs again or is part of the gradient of, or NO_NODE.
-    origin: np.ndarray
+    origin: Int64s
     #: Row of no operator's gradient, such as a sum of gradients -> the tensor whose gradient it is.
     gradient_of: Mapping[int, Entry]
 

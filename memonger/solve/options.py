@@ -151,7 +151,7 @@ def read_free_bytes(ctx: object) -> float:
 
     devices = read_devices(ctx)
     device = check_device(mx.gpu(0)) if devices == "gpu" else devices
-    if device == "any" or device.device_type != "gpu":
+    if isinstance(device, str) or device.device_type != "gpu":
         raise MemongerError("budget='device' needs a GPU; say which, with ctx=mx.gpu(0)")
     return float(mx.context.gpu_memory_info(device.device_id)[0])
 

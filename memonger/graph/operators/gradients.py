@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -21,13 +21,15 @@ from memonger.support.errors import said_by_mxnet
 from memonger.support.mxnet import environment, mx, without_fallbacks
 from memonger.support.symbols import all_outputs, load_nodes, read
 
+if TYPE_CHECKING:
+    from memonger.support.types import Context, Json, NDArray, Symbol
+
 #: What a gradient node reads: ('head', k, 0) is the gradient of output k, ('in', k, 0) input k,
 #: ('out', 0, k) output k, and ('node', j, k) output k of gradient node j.
 Reference = Tuple[str, int, int]
 
 Attrs = Tuple[Tuple[str, str], ...]  # names and values, sorted
-JsonNode = Dict[str, Any]
-DebugStr = Tuple[List[Tuple[str, int]], List[JsonNode]]  # outputs, operators
+DebugStr = Tuple[List[Tuple[str, int]], List["Json"]]  # outputs, operators
 FORWARD = "f"  # the name of the bound operator
 ZEROS = ("zeros_like", "_zeros")  # what AggregateGradient leaves out of a sum
 #: Gradients that lack the attribute ``shape``, that of the first input, without which a symbol
@@ -83,7 +85,7 @@ class OperatorGradient:
 class _Observed(NamedTuple):
     """A gradient for inputs of any shapes and types."""
 
-    forward: list[JsonNode]  # the variables and the operator
+    forward: list[Json]  # the variables and the operator
     outputs: list[list[int]]  # entries of the operator
     nodes: list[BackwardNode]  # without tensors
     gradients: tuple[Reference | None, ...]
@@ -97,13 +99,13 @@ class NotDifferentiable(Exception):
     """Raised if MXNet has no gradient for an operator."""
 
 
-def unallocated(shape: Sequence[int], dtype: str, ctx: Any) -> Any:
+def unallocated(shape: Sequence[int], dtype: str, ctx: Context) -> NDArray:
     """Make an NDArray that has a shape and a type, but no memory."""
     checked, kind = check_elements(tuple(shape)), np.dtype(dtype).type
     return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(checked, ctx, True, kind))
 
 
-def alone(op: str, attrs: Attributes, count: int) -> tuple[list[JsonNode], list[list[int]]]:
+def alone(op: str, attrs: Attributes, count: int) -> tuple[list[Json], list[list[int]]]:
     """Make JSON nodes of an operator and its variables x0, x1, ...; list its outputs."""
     nodes = [_node("null", f"x{k}") for k in range(count)]
     nodes.append(_node(op, FORWARD, *[[k, 0, 0] for k in range(count)], attrs=dict(attrs)))
@@ -111,7 +113,7 @@ def alone(op: str, attrs: Attributes, count: int) -> tuple[list[JsonNode], list[
     return nodes, [[count, k, 0] for k in range(len(outputs) - count)]
 
 
-def _node(op: str, name: str, *inputs: list[int], **fields: Any) -> JsonNode:
+def _node(op: str, name: str, *inputs: list[int], **fields: object) -> Json:
     return {"op": op, "name": name, "inputs": list(inputs), **fields}
 
 
@@ -179,7 +181,7 @@ def merges(op: str, attrs: Attrs, inputs: Tensors) -> bool:
     return sum(node["name"] in (FORWARD, "g") for node in operators) == 1
 
 
-def _bind(symbol: Any, inputs: Tensors, merging: str) -> DebugStr:
+def _bind(symbol: Symbol, inputs: Tensors, merging: str) -> DebugStr:
     """Bind a symbol of x0, x1, ... for training, without memory; read its ``debug_str``."""
     cpu = mx.cpu()
     arrays = {f"x{k}": unallocated(t.shape, t.dtype, cpu) for k, t in enumerate(inputs)}
@@ -197,7 +199,7 @@ def read_debug_str(text: str) -> DebugStr:
         return [(name, int(output)) for name, output in pairs]
 
     head, *sections = re.split(r"^Op:", text, flags=re.M)
-    nodes: list[JsonNode] = []
+    nodes: list[Json] = []
     for section in sections:
         op, name = section.partition("\n")[0].split(", Name=", 1)
         lists = dict(re.findall(r"^(Inputs|Attrs|Control deps):\n((?:\t.*\n?)*)", section, re.M))
