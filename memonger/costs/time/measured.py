@@ -157,7 +157,8 @@ def _measure_rates(ctx: Any) -> Rates:
     for _ in range(calls):
         chain = mx.sym.elemwise_add(chain, chain)
     symbols = {(SIDE, SIDE): mx.sym.dot(a, a), (LONG,): mx.sym.elemwise_add(a, a), ONE: chain}
-    runs = [_bind_runs(s, {"a": Tensor(shape, "float32")}, ctx)[0] for shape, s in symbols.items()]
+    tensors = [{"a": Tensor(shape, "float32")} for shape in symbols]
+    runs = [_bind_runs(s, t, ctx, trains=False)[0] for s, t in zip(symbols.values(), tensors)]
     product, total, call = _measure_least(*runs)
     return Rates(2 * SIDE**3 / product, 2 * 4 * LONG / total, call / calls)
 
@@ -329,22 +330,27 @@ def _measure_steps(symbols: Sequence[Any], inputs: Sequence[Tensor], ctx: Any) -
     return np.reshape(_measure_least(*runs), (-1, 2))
 
 
-def _bind_runs(symbol: Any, tensors: Mapping[str, Tensor], ctx: Any) -> tuple[Run, Run]:
+def _bind_runs(
+    symbol: Any, tensors: Mapping[str, Tensor], ctx: Any, trains: bool = True
+) -> tuple[Run, Run]:
     """Bind what runs a symbol forward, and forward with its gradients; indices are 0."""
     # Random numbers of both signs, for kernels that branch have it easy where all go one way. Not
     # MXNet's: a plan may be made in mid-training, whose own draws must stay what they are.
     random = np.random.RandomState(0)
     inputs = {name: tensors[name] for name in symbol.list_inputs() if name in tensors}
     indices = {name for name, t in inputs.items() if not t.dtype.startswith("float")}
-    trained = [name for name in symbol.list_arguments() if name not in indices]
+    trained = [name for name in symbol.list_arguments() if trains and name not in indices]
     types = {name: t.dtype for name, t in inputs.items()}
     shapes = {name: t.shape for name, t in inputs.items()}
     with environment():
-        executor = symbol.simple_bind(ctx, dict.fromkeys(trained, "write"), types, **shapes)
+        executor = symbol.simple_bind(
+            ctx, dict.fromkeys(trained, "write") or "null", types, **shapes
+        )
     for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
         if name not in indices:
-            array[:] = random.uniform(-0.9, 0.9, array.shape)
-    heads = [mx.nd.ones_like(output) for output in executor.outputs]
+            values = random.uniform(-0.9, 0.9, min(array.size, 2**16)).astype(array.dtype)
+            array[:] = np.resize(values, array.shape)
+    heads = [mx.nd.ones_like(output) for output in executor.outputs if trained]
 
     def forward() -> Any:
         return executor.forward(is_train=True)[0]
