@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Iterable, Mapping
+from typing import TYPE_CHECKING, Iterable, Mapping
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import unallocated
@@ -11,17 +11,20 @@ from memonger.graph.operators.recompute import truth
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import Settings, environment, mx
 
+if TYPE_CHECKING:
+    from memonger.support.types import Context, Executor, NDArray, Symbol
+
 
 def bind(
-    symbol: Any,
+    symbol: Symbol,
     graph: ForwardGraph,
-    ctx: Any,
+    ctx: Context,
     wanted: Iterable[int] | None = None,  # the arguments that get a gradient, by default all
     request: str | Mapping[str, str] = "write",  # or 'add'; or by name (a dict)
-) -> Any:
+) -> Executor:
     """Bind a symbol, of this ``graph``, for training with arrays that are never allocated."""
 
-    def arrays(nodes: Iterable[int]) -> dict[str, Any]:
+    def arrays(nodes: Iterable[int]) -> dict[str, NDArray]:
         tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in nodes}
         return {name: unallocated(t.shape, t.dtype, ctx) for name, t in tensors.items()}
 
@@ -45,7 +48,7 @@ def bind(
         raise MemongerError(f"MXNet cannot bind this network on {ctx}: {why}") from None
 
 
-def has_mkldnn(ctx: Any) -> bool:
+def has_mkldnn(ctx: Context) -> bool:
     """Return whether MKLDNN computes on this device."""
     return Settings().mkldnn and ctx.device_type.startswith("cpu")
 
@@ -57,7 +60,7 @@ def find_sparse_gradients(graph: ForwardGraph) -> set[int]:
     return {a for a in arguments if graph.nodes[a].is_variable}
 
 
-def read_planned_mb(executor: Any) -> int:
+def read_planned_mb(executor: Executor) -> int:
     """Read the pool that MXNet has planned, in whole MB (2**20 bytes), rounded down."""
     match = re.search(r"^Total (\d+) MB allocated$", executor.debug_str()[-200:], re.M)
     if match is None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -28,6 +28,11 @@ from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Shape, Tensor
 from memonger.support.kernels import compiled
 from memonger.support.mxnet import Settings, has_avx2
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from memonger.support.types import Bools, Int32s, Int64s
 
 #: Gates of a cell. Then arrays of the size of a layer's output: those that cuDNN keeps for each
 #: layer, one less in all; those that MXNet's own kernels keep for each layer, and in all. cuDNN's
@@ -101,7 +106,7 @@ def refine_held(held: Held, step: Replay) -> Held:
     copies = np.bincount(readers[copied], nbytes[entry_of_read[copied]], len(ignorant))
     copies += np.bincount(makers[written], nbytes[written], len(ignorant))
     temporary = held.temporary if step.keeps_state else max(held.temporary, int(copies.max()))
-    scratch: dict[Any, int] = {}  # of each primitive
+    scratch: dict[object, int] = {}  # of each primitive
     for row in step.order.tolist():
         signature = signatures[row]
         op, outputs = signature.op, slice(*t.output_start[row : row + 2])
@@ -168,7 +173,7 @@ def _count_im2col(signature: Signature, inputs: Sequence[Tensor]) -> int:
     return 4 * math.prod(weight[1:]) * math.prod(head[2:])
 
 
-def round_for_gpu(nbytes: Any) -> np.ndarray:
+def round_for_gpu(nbytes: ArrayLike) -> Int64s:
     """Return the bytes that MXNet asks a GPU for, for arrays of these sizes (``Settings``)."""
     # src/storage/pooled_storage_manager.h; by default to pages, above 2 MB to blocks of 2 MB
     sizes, settings = np.asarray(nbytes, dtype=np.int64), Settings()
@@ -185,7 +190,7 @@ def round_for_gpu(nbytes: Any) -> np.ndarray:
     return np.where(pages > settings.large, _round_up(pages, settings.large), pages)
 
 
-def _round_up(sizes: Any, unit: int) -> Any:
+def _round_up(sizes: Int64s, unit: int) -> Int64s:
     """Return the multiples of a unit that are not smaller."""
     return -(-sizes // unit) * unit
 
@@ -268,7 +273,7 @@ def _list_primitive_arrays(
 
 def _pad(size: int) -> int:
     """Pad a row as ``get_good_ld`` in oneDNN's ``src/cpu/rnn/rnn_utils.cpp``, for 4 bytes."""
-    size = _round_up(size, 16)
+    size = -(-size // 16) * 16
     return size + 16 if size % 256 == 0 else size
 
 
@@ -304,7 +309,7 @@ _COPY = PRODUCES_BLOCKED | _SUMS | {"Concat", "FullyConnected", "_backward_Fully
 _COPY |= {"_backward_" + op for op in ("Activation", "BatchNorm", "Concat", "LeakyReLU", "Pooling")}
 
 
-def _count_reordered(signature: Signature, inputs: Sequence[Tensor], plain: np.ndarray) -> int:
+def _count_reordered(signature: Signature, inputs: Sequence[Tensor], plain: Bools) -> int:
     """Count the bytes of inputs in another layout than the operator computes in."""
     # Seen with ``DNNL_VERBOSE=1``; with AVX2 and AVX512 the gradient of a convolution of up to 3
     # channels reads its output's gradient in both layouts. Weights and their gradients are plain.
@@ -332,9 +337,7 @@ def _count_reordered(signature: Signature, inputs: Sequence[Tensor], plain: np.n
     return inputs[0].nbytes if plain[0] != plain[like] else 0
 
 
-def _count_apart(
-    signature: Signature, plain: np.ndarray, place: np.ndarray, reads: np.ndarray
-) -> int:
+def _count_apart(signature: Signature, plain: Bools, place: Int32s, reads: Int32s) -> int:
     """Count the bytes of outputs that are not written where they belong (``CreateMKLDNNMem``)."""
     # They are added to something, written in place by a gradient, or read by nobody.
     if signature.op in _SUMS and place[0] == 0 and (plain.all() or not plain[0]):

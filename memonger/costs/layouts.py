@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, List, Sequence, Tuple
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import StepGraph
 from memonger.support.kernels import Struct, constant
 
+if TYPE_CHECKING:
+    from memonger.support.types import Bools, Int32s
+
 PLAIN = constant("PLAIN")  # not laid out in blocks
 BLOCKS = constant("BLOCKS")  # the usual blocks of this CPU: of 16 channels, or of 8
 #: The place of an output is the index of the input whose memory it reuses, or one of these.
@@ -31,6 +34,10 @@ NOT_IN_PLACE, ADDED = constant("NOT_IN_PLACE"), constant("ADDED")
 
 #: How the layout of an output comes about (`layout_of_output`).
 KEEPS, ALWAYS_PLAIN, CHOSEN, USUAL = map(constant, ("KEEPS", "ALWAYS_PLAIN", "CHOSEN", "USUAL"))
+
+
+#: Of a signature, as in `LayoutArrays`: code and number, shows and plays.
+Facts = Tuple[List[int], List[int], Sequence[bool], Sequence[bool]]
 
 
 class LayoutArrays(Struct):
@@ -43,7 +50,7 @@ def find_layouts(training: StepGraph, scoring: bool = False) -> LayoutArrays:
     There oneDNN's brgconv (AVX512) writes channels last, so that no convolutions are alike.
     """
     t, signatures = training.arrays, training.signatures
-    facts_of: dict[tuple[int, Tensor | None], Any] = {}
+    facts_of: dict[tuple[int, Tensor | None], Facts] = {}
     facts = []
     for signature, first in zip(signatures, t.read_start.tolist()):
         data = None
@@ -62,8 +69,8 @@ def find_layouts(training: StepGraph, scoring: bool = False) -> LayoutArrays:
     return LayoutArrays(code, number, shows & read, plays & read, find_adding_rows(training))
 
 
-def _find_facts(signature: Signature, data: Tensor | None) -> tuple[Any, ...]:
-    """Look up the `LayoutArrays` of one signature of rows: code and number, shows and plays."""
+def _find_facts(signature: Signature, data: Tensor | None) -> Facts:
+    """Look up the facts of one signature of rows."""
     op, attrs, inputs, tensors = signature.op, signature.attrs, signature.inputs, signature.tensors
     names = [layout_of_output(op, attrs, inputs, t, k, data) for k, t in enumerate(tensors)]
     # Which of two kernels runs on a GPU is no matter here.
@@ -76,8 +83,8 @@ def _find_facts(signature: Signature, data: Tensor | None) -> tuple[Any, ...]:
 
 
 def find_mattering(
-    training: StepGraph, layouts: LayoutArrays, order: np.ndarray, entries: np.ndarray
-) -> np.ndarray:
+    training: StepGraph, layouts: LayoutArrays, order: Int32s, entries: Int32s
+) -> Bools:
     """Find the outputs (bool, of each) on whose layout numbers may come to depend."""
     t, signatures = training.arrays, training.signatures
     matters = np.zeros(len(t.elements), dtype=np.bool_)

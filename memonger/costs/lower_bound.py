@@ -10,7 +10,7 @@ an identity (Flatten, Reshape) is the tensor that it passes on, and sums of grad
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, Sequence
+from typing import TYPE_CHECKING, Iterable, Sequence
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from memonger.graph.arrays import find_owners
 from memonger.graph.forward import Node
 from memonger.graph.operators.recompute import why_kept
 from memonger.graph.training import TrainingGraph
+
+if TYPE_CHECKING:
+    from memonger.support.types import Int64s
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def find_lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None)
     reader = find_owners(t.use_start)
     heads = t.head_entry[: t.outputs][~t.variable[t.head_row[: t.outputs]]]
 
-    def find_bound(order: np.ndarray) -> LowerBound:
+    def find_bound(order: Int64s) -> LowerBound:
         """Find the bound of plans with the gradients in this order."""
         place = np.full(rows, -1, dtype=np.int64)  # of each row
         place[order] = np.arange(len(order))
@@ -82,7 +85,7 @@ def find_lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None)
     return min(map(find_bound, orders), key=lambda bound: bound.nbytes)
 
 
-def _find_needed(training: TrainingGraph, same: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _find_needed(training: TrainingGraph, same: Int64s) -> tuple[Int64s, Int64s]:
     """Find what each row needs in memory itself: pairs of a row and a tensor, without doubles."""
     t, entries = training.arrays, len(same)
     reader, maker = find_owners(t.use_start), find_owners(t.output_start)

@@ -9,11 +9,14 @@ and a change is kept if the arena is not much worse (simulated annealing). Items
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from memonger.support.kernels import compiled
+
+if TYPE_CHECKING:
+    from memonger.support.types import Int32s, Int64s
 
 EFFORT = 5 * 10**8  # items that are looked at, at most: a second
 SMALL = 500  # items of less than this part of what is alive come last
@@ -23,12 +26,12 @@ class Placement(NamedTuple):
     """Where items lie in one arena."""
 
     nbytes: int  # of the arena
-    offset: np.ndarray  # int64, of each item, in bytes
+    offset: Int64s  # of each item, in bytes
     alive: int  # the most bytes that are alive at once: no arena is smaller
 
 
 def place_items(
-    start: np.ndarray, stop: np.ndarray, nbytes: np.ndarray, steps: int, alignment: int
+    start: Int32s, stop: Int32s, nbytes: Int64s, steps: int, alignment: int
 ) -> Placement:
     """Place items in an arena so that none overlap that are alive at the same time.
 

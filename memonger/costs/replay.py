@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from memonger.graph.training import StepGraph
 from memonger.support.kernels import Struct, compiled, constant
+
+if TYPE_CHECKING:
+    from memonger.support.types import Bools, Int32s, Int64s
 
 
 class Fused(Struct):
@@ -33,14 +36,14 @@ class Timeline:
     """The tensors of one training step that the pool holds, in the order in which they are made."""
 
     steps: int  # how many there are; a step is a place in ``Replay.order``
-    row: np.ndarray  # of the training graph
-    output: np.ndarray  # which of the outputs of that row
-    kind: np.ndarray  # FORWARD, RECOMPUTED or BACKWARD (``arrays``)
-    nbytes: np.ndarray  # with the real size of its elements
-    start: np.ndarray  # the first step in which it takes up memory
-    stop: np.ndarray  # the last, until another tensor takes over its memory (in-place)
+    row: Int64s  # of the training graph
+    output: Int64s  # which of the outputs of that row
+    kind: Int64s  # FORWARD, RECOMPUTED or BACKWARD (``arrays``)
+    nbytes: Int64s  # with the real size of its elements
+    start: Int64s  # the first step in which it takes up memory
+    stop: Int64s  # the last, until another tensor takes over its memory (in-place)
 
-    def live_bytes(self, *kinds: int) -> np.ndarray:
+    def live_bytes(self, *kinds: int) -> Int64s:
         """Count the bytes alive in each step, of these kinds (or all)."""
         nbytes = self.nbytes * np.isin(self.kind, kinds) if kinds else self.nbytes
         births = np.bincount(self.start, nbytes, self.steps + 1)
@@ -55,25 +58,25 @@ class Replay:
     keeps_state: ClassVar[bool] = True  # whether operators do (``costs.held.refine_held``)
 
     training: StepGraph
-    recomputed: np.ndarray  # bool, of each forward node: whether it carries ``force_mirroring``
-    order: np.ndarray  # the rows of the training graph in the order in which they run
-    reads: np.ndarray  # how often each entry is read
-    planned: np.ndarray  # the block that the planner gives each entry; negative where none
+    recomputed: Bools  # of each forward node: whether it carries ``force_mirroring``
+    order: Int32s  # the rows of the training graph in the order in which they run
+    reads: Int32s  # how often each entry is read
+    planned: Int32s  # the block that the planner gives each entry; negative where none
     pool_bytes: int  # as MXNet counts it and ``debug_str`` reports it: 4 bytes an element
 
     @property
-    def blocks(self) -> np.ndarray:
+    def blocks(self) -> Int32s:
         """The block that each entry really has: terms may be added up where the sum is."""
         return self._add_in_place(self.planned)
 
     @property
-    def storage(self) -> np.ndarray:
+    def storage(self) -> Int32s:
         """The memory of each entry as if none was used again: one number for what is in place."""
         t, mask, order = self.training.arrays, self.recomputed, self.order
         _, blocks = compiled.allocate(t, NOT_FUSED, mask, order, self.reads, 0, math.inf)
         return self._add_in_place(blocks)
 
-    def _add_in_place(self, blocks: np.ndarray) -> np.ndarray:
+    def _add_in_place(self, blocks: Int32s) -> Int32s:
         """Return these blocks with the terms of sums where the sums are."""
         t, adding = self.training.arrays, find_adding_rows(self.training)
         return compiled.add_in_place(t, self.recomputed, self.order, adding, blocks)
@@ -83,7 +86,7 @@ class Replay:
         """The pool as it is allocated, with the real size of the elements."""
         return int(self.block_bytes().sum())
 
-    def block_bytes(self) -> np.ndarray:
+    def block_bytes(self) -> Int64s:
         """The blocks of the pool as they are allocated, in bytes."""
         arrays, blocks = self.training.arrays, self.blocks
         used = blocks >= 0
@@ -121,7 +124,7 @@ class Replay:
         )
 
 
-def replay(training: StepGraph, recomputed: np.ndarray) -> Replay:
+def replay(training: StepGraph, recomputed: Bools) -> Replay:
     """Order a training graph with these forward nodes (bool) marked, and plan its memory."""
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, reads = compiled.order_and_reads(training.arrays, mask)
@@ -132,6 +135,6 @@ def replay(training: StepGraph, recomputed: np.ndarray) -> Replay:
     return Replay(training, mask, order, reads, planned, pool)
 
 
-def find_adding_rows(training: StepGraph) -> np.ndarray:
+def find_adding_rows(training: StepGraph) -> Bools:
     """Find the rows (bool) that add one gradient to another."""
     return np.array([op == "_grad_add" for op in training.ops], dtype=np.bool_)

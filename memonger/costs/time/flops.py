@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import re
 from math import isqrt, prod
-from typing import Callable, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Mapping, Sequence, Tuple
 
 import numpy as np
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.recompute import truth
+
+if TYPE_CHECKING:
+    from memonger.support.types import Int64s
 
 Shapes = Sequence[Tuple[int, ...]]
 Attrs = Mapping[str, str]
@@ -126,8 +129,8 @@ _OF_SEVERAL: dict[str, Formula] = {
 _FORMULAS = {op: formula for ops, formula in _OF_SEVERAL.items() for op in ops.split()}
 
 
-def count_forward_flops(graph: ForwardGraph) -> np.ndarray:
-    """Count the operations of the forward pass of each node of a graph, int64."""
+def count_forward_flops(graph: ForwardGraph) -> Int64s:
+    """Count the operations of the forward pass of each node of a graph."""
     counts = np.zeros(len(graph.nodes), dtype=np.int64)
     for i in graph.operators:
         node, outputs = graph.nodes[i], [tensor.shape for tensor in graph.shown_tensors(i)]

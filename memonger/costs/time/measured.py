@@ -23,7 +23,7 @@ import re
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, ContextManager, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone
 from memonger.graph.operators.recompute import why_kept
-from memonger.graph.operators.tensors import Shape, Tensor
+from memonger.graph.operators.tensors import Attributes, Shape, Tensor
 from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.support.cache import on_disk
@@ -43,12 +43,15 @@ from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import load_nodes
 from memonger.support.versions import MXNET_ERRORS
 
+if TYPE_CHECKING:
+    from memonger.support.types import Bools, Context, Doubles, Json, NDArray, Symbol
+
 SIDE = 1024  # of the square matrices that are multiplied
 LONG = 2**24  # elements of the array that is copied
 ROUNDS = 7  # of which the least time counts
 FACTORS = (0.5, 20.0)  # the least and the most factor that is believed
 Factors = Mapping[int, Sequence[float]]  # of forward nodes: of their run and their gradient
-Run = Callable[[], Any]  # begins something and gives an array that is ready when it is done
+Run = Callable[[], "NDArray"]  # begins something and gives an array that is ready when it is done
 IMAGES: Shape = (8, 64, 56, 56)  # for operators that take images of any shape
 ONE: Shape = (1,)  # of what is taken to be a constant, which gets no gradient
 ROWS: Shape = (256, 2048)  # for operators that take anything
@@ -65,8 +68,8 @@ class Rates(NamedTuple):
 class Times(NamedTuple):
     """Seconds that the rows of a training graph take."""
 
-    forward: np.ndarray  # of each forward node, whenever it runs
-    gradient: np.ndarray  # of the gradient of each forward node, as far as it is computed
+    forward: Doubles  # of each forward node, whenever it runs
+    gradient: Doubles  # of the gradient of each forward node, as far as it is computed
     step: float  # of a training step without a plan
 
 
@@ -82,12 +85,12 @@ class Example(NamedTuple):
         """Whether it is measured behind a convolution; and before one, if its result is `IMAGES`"""
         return IMAGES in self.shapes
 
-    def build_alone(self) -> Any:
+    def build_alone(self) -> Symbol:
         """Build the symbol of the operator between variables."""
         return load_nodes(*alone(self.op, dict(self.attrs), len(self.shapes)))
 
 
-def find_times(training: TrainingGraph, ctx: Any, measure: bool = False) -> Times:
+def find_times(training: TrainingGraph, ctx: Context, measure: bool = False) -> Times:
     """Predict the times of a training step, or ``measure`` those of operators that run alone."""
     factors = find_factors(training, ctx)
     times = predict_times(training, find_rates(ctx), factors)
@@ -108,10 +111,10 @@ def predict_times(training: TrainingGraph, rates: Rates, factors: Factors | None
     owned = gradients[training.origin[gradients] >= 0]
     gradient = np.bincount(training.origin[owned], seconds[owned], minlength=n)
     step = float(seconds[t.first].sum() + seconds[gradients].sum())
-    return Times(seconds[n : 2 * n].copy(), gradient, step)
+    return Times(seconds[n : 2 * n].copy(), gradient.astype(np.float64), step)
 
 
-def count_row_flops(training: TrainingGraph) -> np.ndarray:
+def count_row_flops(training: TrainingGraph) -> Doubles:
     """Count the FLOPs of each row; a gradient has its operator's for each input, twice at most."""
     owner = training.origin[training.phases == BACKWARD]
     forward = count_forward_flops(training.graph).astype(np.float64)
@@ -121,7 +124,7 @@ def count_row_flops(training: TrainingGraph) -> np.ndarray:
     return np.concatenate([forward, forward, np.where(owner >= 0, share[owner], 0)])
 
 
-def count_moved_bytes(training: TrainingGraph) -> np.ndarray:
+def count_moved_bytes(training: TrainingGraph) -> Doubles:
     """Count the bytes that each row of a training graph reads and writes; each tensor once."""
     t, rows = training.arrays, len(training.ops)
     sizes = (t.elements * t.itemsize).astype(np.float64)
@@ -130,12 +133,11 @@ def count_moved_bytes(training: TrainingGraph) -> np.ndarray:
     reader, entry = np.unique(pairs[~t.read_ignored], axis=0).T
     written = np.bincount(find_owners(t.output_start), sizes, rows)
     moved = np.bincount(reader, sizes[entry], rows) + written
-    moved[t.variable] = 0
-    return moved
+    return np.where(t.variable, 0.0, moved)
 
 
-def find_free_rows(training: TrainingGraph) -> np.ndarray:
-    """Find the rows (bool) that take no time: variables, and what may hand on its input."""
+def find_free_rows(training: TrainingGraph) -> Bools:
+    """Find the rows that take no time: variables, and what may hand on its input."""
     t = training.arrays
     # What makes a gradient adds it in place (src/executor/inplace_addto_detect_pass.cc).
     free = t.variable | (np.array(training.ops) == "_grad_add")
@@ -143,7 +145,7 @@ def find_free_rows(training: TrainingGraph) -> np.ndarray:
     return free
 
 
-def find_rates(ctx: Any) -> Rates:
+def find_rates(ctx: Context) -> Rates:
     """Look up what a device can do: measured the first time, then read from disk."""
     with _open_stored("rates", ctx) as stored:
         if "rates" not in stored:
@@ -151,7 +153,7 @@ def find_rates(ctx: Any) -> Rates:
         return Rates(*stored["rates"])
 
 
-def _measure_rates(ctx: Any) -> Rates:
+def _measure_rates(ctx: Context) -> Rates:
     calls, a = 100, mx.sym.Variable("a")
     chain = a
     for _ in range(calls):
@@ -180,7 +182,7 @@ def _measure_least(*runs: Run) -> list[float]:
     return np.min([[_measure(run) for run in runs] for _ in range(ROUNDS)], axis=0).tolist()
 
 
-def find_factors(training: TrainingGraph, ctx: Any) -> dict[int, tuple[float, ...]]:
+def find_factors(training: TrainingGraph, ctx: Context) -> dict[int, tuple[float, ...]]:
     """Look up, or measure first, how much longer than by the roofline forward nodes take."""
     rates, factors = None, {}
     with _open_stored("kinds", ctx) as stored:
@@ -203,7 +205,7 @@ def _list_timed(training: TrainingGraph) -> list[int]:
     return np.setdiff1d(training.arrays.first, np.flatnonzero(find_free_rows(training))).tolist()
 
 
-def _measure_factors(example: Example, rates: Rates, ctx: Any) -> list[float] | None:
+def _measure_factors(example: Example, rates: Rates, ctx: Context) -> list[float] | None:
     """Measure the two factors of a class; None: its example cannot be run."""
     shapes = {f"x{k}": shape for k, shape in enumerate(example.shapes)}
     tensors = [Tensor(shape, "float32") for shape in example.shapes]
@@ -228,7 +230,7 @@ def choose_example(graph: ForwardGraph, i: int) -> Example | None:
         choice = _choose_own(node.op, node.attrs, [tensor.shape for tensor in inputs])
         if choice is None:
             return None
-        attrs, *shapes = choice
+        attrs, shapes = choice
     else:
         outputs = {tensor.shape for tensor in graph.shown_tensors(i)}
         others = {tensor.shape for tensor in inputs} - outputs - {ONE}
@@ -239,7 +241,7 @@ def choose_example(graph: ForwardGraph, i: int) -> Example | None:
     return Example(node.op, tuple(sorted((k, str(v)) for k, v in attrs.items())), tuple(shapes))
 
 
-def build_symbols(example: Example) -> list[Any]:
+def build_symbols(example: Example) -> list[Symbol]:
     """Build what is run to measure an example: without it, if it is ``behind``, and with it."""
     x = _convolve(mx.sym.Variable("data"), "before")
     symbol_of = {IMAGES: x, ONE: mx.sym.ones(ONE)}
@@ -252,35 +254,36 @@ def build_symbols(example: Example) -> list[Any]:
     return [x, symbol[0]]
 
 
-def _convolve(x: Any, name: str) -> Any:
+def _convolve(x: Symbol, name: str) -> Symbol:
     return mx.sym.Convolution(x, num_filter=IMAGES[1], kernel=(1, 1), no_bias=True, name=name)
 
 
+Choice = Tuple[Mapping[str, object], Sequence[Shape]]
 #: Operators whose classes have parameters and shapes of their own.
 _OWN = ("Convolution", "FullyConnected", "BatchNorm", "Pooling", "SliceChannel")
 
 
-def _choose_own(op: str, attrs: Mapping[str, Any], shapes: Sequence[Shape]) -> Any:
-    """Choose parameters, and then shapes; None where there is no class."""
+def _choose_own(op: str, attrs: Attributes, shapes: Sequence[Shape]) -> Choice | None:
+    """Choose parameters, and shapes of inputs; None where there is no class."""
     data = shapes[0]
     images = len(data) == 4 and attrs.get("layout", "None") in ("None", "NCHW")
     if op == "FullyConnected":
         batch = 32 if data[0] < 128 else 256
-        return {"num_hidden": 1024, "no_bias": True}, (batch, 1024), (1024, 1024)
+        return {"num_hidden": 1024, "no_bias": True}, [(batch, 1024), (1024, 1024)]
     if op == "SliceChannel" and len(data) == 2:
-        return {"num_outputs": 4, "axis": 1}, ROWS
+        return {"num_outputs": 4, "axis": 1}, [ROWS]
     if op == "Pooling" and images:
-        return attrs, IMAGES
+        return attrs, [IMAGES]
     if op == "BatchNorm" and images and attrs.get("axis", "1") == "1":
         chosen = {"fix_gamma": False, "use_global_stats": attrs.get("use_global_stats", False)}
-        return (chosen, IMAGES, *[(IMAGES[1],)] * 4)
+        return chosen, [IMAGES, *[(IMAGES[1],)] * 4]
     if op == "Convolution" and images:
         return _choose_convolution(attrs, data[1], shapes[1][2:])
     return None
 
 
-def _choose_convolution(attrs: Mapping[str, Any], channels: int, kernel: Shape) -> Any:
-    """Choose parameters and shapes of a convolution with as many groups and a similar kernel."""
+def _choose_convolution(attrs: Attributes, channels: int, kernel: Shape) -> Choice | None:
+    """Choose a convolution with as many groups and a similar kernel."""
     groups = int(attrs.get("num_group", 1))
     filters, data, stride = 128, (8, 256, 28, 28), "(1, 1)"
     if groups > 1:
@@ -292,12 +295,20 @@ def _choose_convolution(attrs: Mapping[str, Any], channels: int, kernel: Shape) 
         filters, data, stride = 64, (4, channels, 112, 112), attrs.get("stride", stride)
     elif kernel != (1, 1):
         kernel, data = (3, 3), (4, 128, 28, 28)
-    chosen = {"num_filter": filters, "num_group": groups, "no_bias": True, "kernel": kernel}
-    chosen.update(stride=stride, pad=tuple(k // 2 for k in kernel))
-    return chosen, data, (filters, data[1] // groups, *kernel)
+    chosen = {
+        "num_filter": filters,
+        "num_group": groups,
+        "no_bias": True,
+        "kernel": kernel,
+        "stride": stride,
+        "pad": tuple(k // 2 for k in kernel),
+    }
+    return chosen, [data, (filters, data[1] // groups, *kernel)]
 
 
-def _measure_operators(training: TrainingGraph, ctx: Any, base: Times, factors: Factors) -> Times:
+def _measure_operators(
+    training: TrainingGraph, ctx: Context, base: Times, factors: Factors
+) -> Times:
     """Measure the operators that can be bound alone; the others take what they are predicted to."""
     graph, blocks = training.graph, has_mkldnn(ctx)
     forward, gradient = base.forward.copy(), base.gradient.copy()
@@ -322,7 +333,7 @@ def _measure_operators(training: TrainingGraph, ctx: Any, base: Times, factors: 
     return Times(forward, gradient, base.step + float(more))
 
 
-def _measure_steps(symbols: Sequence[Any], inputs: Sequence[Tensor], ctx: Any) -> np.ndarray:
+def _measure_steps(symbols: Sequence[Symbol], inputs: Sequence[Tensor], ctx: Context) -> Doubles:
     """Measure the seconds of each symbol, forward and forward with its gradients."""
     tensors = {f"x{k}": tensor for k, tensor in enumerate(inputs)}
     tensors["data"] = Tensor(IMAGES, "float32")
@@ -331,7 +342,7 @@ def _measure_steps(symbols: Sequence[Any], inputs: Sequence[Tensor], ctx: Any) -
 
 
 def _bind_runs(
-    symbol: Any, tensors: Mapping[str, Tensor], ctx: Any, trains: bool = True
+    symbol: Symbol, tensors: Mapping[str, Tensor], ctx: Context, trains: bool = True
 ) -> tuple[Run, Run]:
     """Bind what runs a symbol forward, and forward with its gradients; indices are 0."""
     # Random numbers of both signs, for kernels that branch have it easy where all go one way. Not
@@ -352,10 +363,10 @@ def _bind_runs(
             array[:] = np.resize(values, array.shape)
     heads = [mx.nd.ones_like(output) for output in executor.outputs if trained]
 
-    def forward() -> Any:
+    def forward() -> NDArray:
         return executor.forward(is_train=True)[0]
 
-    def both() -> Any:
+    def both() -> NDArray:
         executor.forward(is_train=True)
         executor.backward(heads)
         return executor.grad_dict[trained[-1]]
@@ -365,13 +376,13 @@ def _bind_runs(
     return forward, whole
 
 
-def _open_stored(kind: str, ctx: Any) -> ContextManager[dict[str, Any]]:
+def _open_stored(kind: str, ctx: Context) -> ContextManager[Json]:
     """Open the measurements of a device, as a dict; what is added to it is written to disk."""
     return on_disk(kind, {"device": device_name(ctx), "mxnet": mx.__version__})
 
 
 @functools.lru_cache(maxsize=None)
-def device_name(ctx: Any) -> str:
+def device_name(ctx: Context) -> str:
     """Name the hardware behind a device, and what bears on its speed."""
     if ctx.device_type == "gpu":
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={ctx.device_id}"]
