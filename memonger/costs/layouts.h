@@ -12,7 +12,7 @@ typedef struct {
     Bools adding;  /* by row: whether it adds one gradient to another */
 } LayoutArrays;
 
-enum { PLAIN = 0, BLOCKS = 1 };
+enum { PLAIN = 0, BLOCKS = 1 }; /* the usual blocks of this CPU: of 16 channels, or of 8 */
 /* The place of an output: the index of the input whose memory it reuses, or one of these. */
 enum { NOT_IN_PLACE = -1, ADDED = -2 };
 enum { /* how the layout of an output comes about: ``layout_of_output`` in operators/layouts.py */

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from memonger.support.types import Bools, Int32s
 
 PLAIN = constant("PLAIN")  # not laid out in blocks
-BLOCKS = constant("BLOCKS")  # the usual blocks of this CPU: of 16 channels, or of 8
 #: The place of an output is the index of the input whose memory it reuses, or one of these.
 NOT_IN_PLACE, ADDED = constant("NOT_IN_PLACE"), constant("ADDED")
 

@@ -107,23 +107,15 @@ static inline void put(Free *free, int32_t rank, int32_t block)
     free->newest[rank] = block;
 }
 
-static inline int32_t take_oldest(Free *free, int32_t rank)
+static inline int32_t take_block(Free *free, int32_t rank, bool newest)
 {
-    int32_t block = free->oldest[rank], next = free->oldest[rank] = free->next[block];
-    if (next < 0)
+    int32_t *ends = newest ? free->newest : free->oldest;
+    int32_t *inwards = newest ? free->before : free->next;
+    int32_t block = ends[rank], end = ends[rank] = inwards[block];
+    if (end < 0)
         free->any[rank / 64] &= ~(1ull << rank % 64);
     else
-        free->before[next] = -1;
-    return block;
-}
-
-static inline int32_t take_newest(Free *free, int32_t rank)
-{
-    int32_t block = free->newest[rank], before = free->newest[rank] = free->before[block];
-    if (before < 0)
-        free->any[rank / 64] &= ~(1ull << rank % 64);
-    else
-        free->next[before] = -1;
+        (newest ? free->next : free->before)[end] = -1;
     return block;
 }
 
@@ -185,10 +177,10 @@ static inline void get_block(Pool *p, int32_t out)
         return;
     int32_t other = find_smallest(&p->free, rank, p->largest[rank]);
     if (other < p->largest[rank]) { /* the oldest of those that are large enough */
-        block = take_oldest(&p->free, other);
+        block = take_block(&p->free, other, false);
     } else { /* or else the newest of those that are not */
         other = find_largest(&p->free, rank - 1, p->smallest[rank]);
-        block = other >= 0 ? take_newest(&p->free, other) : p->blocks++;
+        block = other >= 0 ? take_block(&p->free, other, true) : p->blocks++;
         p->rank[block] = rank;
         p->bytes += sizes[rank] - (other >= 0 ? sizes[other] : 0);
     }

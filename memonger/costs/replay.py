@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from memonger.graph.training import StepGraph
-from memonger.support.kernels import Struct, compiled, constant
+from memonger.support.kernels import Struct, compiled
 
 if TYPE_CHECKING:
     from memonger.support.types import Bools, Int32s, Int64s
@@ -28,7 +28,6 @@ class Fused(Struct):
 
 
 NOT_FUSED = Fused(*[np.zeros(0, dtype=np.int32)] * 5)
-EXTERNAL = constant("EXTERNAL")  # a gradient: its memory is the user's
 
 
 @dataclass(frozen=True)

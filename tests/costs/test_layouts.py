@@ -9,15 +9,16 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.costs.layouts import BLOCKS, PLAIN, find_layouts
+from memonger.costs.layouts import PLAIN, find_layouts
 from memonger.support.cache import forget
-from memonger.support.kernels import compiled
+from memonger.support.kernels import compiled, constant
 from memonger.graph.training import training_graph
 from mixed_networks import KINDS
 from planned import forward, run_code
 from zoo import drawn
 
 S = mx.sym
+BLOCKS = constant("BLOCKS")
 WAYS: dict[str, dict[str, Any]] = {
     "default": {},
     "chen2016": {"planner": "chen2016"},

@@ -8,11 +8,12 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.graph import marks
-from memonger.costs.replay import EXTERNAL, Replay, replay
+from memonger.costs.replay import Replay, replay
 from memonger.costs.bind import bind
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import read_debug_str
 from memonger.graph.operators.recompute import CPU, why_kept
+from memonger.support.kernels import constant
 from memonger.planners.marks import chen2016
 from memonger.planners.marks.cuts import cheap_cuts, single_tensor_cuts
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
@@ -160,7 +161,7 @@ def test_every_output_has_the_replayed_block(monkeypatch: pytest.MonkeyPatch) ->
                     continue
             for out in range(start, int(arrays.output_start[row + 1])):
                 address = next(placed)
-                if blocks[out] == EXTERNAL:
+                if blocks[out] == constant("EXTERNAL"):
                     assert address in step.gradients
                 else:
                     assert of_block.setdefault(int(blocks[out]), address) == address
