@@ -23,6 +23,7 @@ from memonger.graph.operators import gradients
 from memonger.graph.operators.gradients import ZEROS, GradientFacts, OperatorGradient
 from memonger.graph.operators.tensors import Attributes, Tensors
 from memonger.support.errors import MemongerError
+from memonger.support.kernels import compiled
 from memonger.support.mxnet import Settings
 
 if TYPE_CHECKING:
@@ -176,17 +177,10 @@ class _Builder:
 
     def _merged_order(self) -> list[int]:
         """List the merged forward nodes from the inputs on, depth first."""
-        order: list[int] = []
-        seen: set[int] = set()
-        stack = [(a, False) for a, _ in reversed(self.graph.heads)]
-        while stack:
-            x, inputs_done = stack.pop()
-            if inputs_done:
-                order.append(x)
-            elif x not in seen:
-                seen.add(x)
-                before = [row for row, *_ in (*self.reads[x], *self.waits[x])]
-                stack += [(x, True), *[(row, False) for row in reversed(before)]]
+        links = zip(self.reads[: self.n], self.waits)
+        start, before = arrays.join_columns([[k[0] for k in (*r, *w)] for r, w in links], 1)
+        heads = np.array([a for a, _ in self.graph.heads], dtype=np.int32)
+        order: list[int] = compiled.walk(0, start, before, before, heads, heads)[0].tolist()
         return order
 
     def copy(self) -> _Builder:
