@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Iterable, Mapping
+from typing import Iterable, Mapping
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.recompute import truth
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import Settings, environment, mx
-
-if TYPE_CHECKING:
-    from memonger.support.types import Context, Executor, NDArray, Symbol
+from memonger.support.types import Context, Executor, NDArray, Symbol
 
 
 def bind(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,9 +26,7 @@ from memonger.graph.operators.inplace import fused_as
 from memonger.graph.operators.tensors import Tensors
 from memonger.graph.training import TrainingGraph
 from memonger.support.kernels import Struct, compiled
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools, Int32s
+from memonger.support.types import Bools, Int32s
 
 
 class Fusible(Struct):

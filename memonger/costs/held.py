@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Callable, Iterable, Mapping, Sequence
+from typing import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -28,11 +28,7 @@ from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Shape, Tensor
 from memonger.support.kernels import compiled
 from memonger.support.mxnet import Settings, has_avx2
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from memonger.support.types import Bools, Int32s, Int64s
+from memonger.support.types import ArrayLike, Bools, Int32s, Int64s
 
 #: Gates of a cell. Then arrays of the size of a layer's output: those that cuDNN keeps for each
 #: layer, one less in all; those that MXNet's own kernels keep for each layer, and in all. cuDNN's

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from itertools import chain
-from typing import TYPE_CHECKING, List, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 import numpy as np
 
@@ -23,9 +23,7 @@ from memonger.graph.operators.layouts import layout_of_output, layouts_of_inputs
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import StepGraph
 from memonger.support.kernels import Struct, constant
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools, Int32s
+from memonger.support.types import Bools, Int32s
 
 PLAIN = constant("PLAIN")  # not laid out in blocks
 #: The place of an output is the index of the input whose memory it reuses, or one of these.

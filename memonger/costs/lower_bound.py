@@ -10,7 +10,7 @@ an identity (Flatten, Reshape) is the tensor that it passes on, and sums of grad
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Iterable, Sequence
+from typing import Iterable, Sequence
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from memonger.graph.arrays import find_owners
 from memonger.graph.forward import Node
 from memonger.graph.operators.recompute import why_kept
 from memonger.graph.training import TrainingGraph
-
-if TYPE_CHECKING:
-    from memonger.support.types import Int64s
+from memonger.support.types import Int64s
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,12 @@ and a change is kept if the arena is not much worse (simulated annealing). Items
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from memonger.support.kernels import compiled
-
-if TYPE_CHECKING:
-    from memonger.support.types import Int32s, Int64s
+from memonger.support.types import Int32s, Int64s
 
 EFFORT = 5 * 10**8  # items that are looked at, at most: a second
 SMALL = 500  # items of less than this part of what is alive come last

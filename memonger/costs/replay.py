@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from memonger.graph.training import StepGraph
 from memonger.support.kernels import Struct, compiled
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools, Int32s, Int64s
+from memonger.support.types import Bools, Int32s, Int64s
 
 
 class Fused(Struct):

@@ -7,16 +7,14 @@ run: depth first from the outputs (``nnvm::DFSVisit``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Iterable, NamedTuple, Sequence, Tuple
+from typing import Iterable, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from memonger.graph.operators.inplace import IGNORED, Options, inplace_options
 from memonger.graph.operators.tensors import Attributes, Shape, Tensors
 from memonger.support.kernels import Struct, compiled, constant
-
-if TYPE_CHECKING:
-    from memonger.support.types import AnyArray, Array1, Int32s, Int64s
+from memonger.support.types import AnyArray, Array1, Int32s, Int64s
 
 KEPT = constant("KEPT")
 LEFT_OUT = -1  # a row that is read: a variable that is left out

@@ -9,14 +9,12 @@ import contextlib
 import functools
 import gc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Iterable, Iterator, NamedTuple, Sequence, Tuple
+from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from memonger.graph.operators.tensors import Attributes, Tensor, Tensors
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools
+from memonger.support.types import Bools
 
 Entry = Tuple[int, int]  # index of a node, and which of its outputs
 

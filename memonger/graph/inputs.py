@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Container, Mapping, NamedTuple, Sequence
+from typing import Container, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -16,11 +16,7 @@ from memonger.support.checks import check_count
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import check_graph, load_nodes, read
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
-
-    from memonger.support.types import Context, Symbol
+from memonger.support.types import Context, DTypeLike, Symbol
 
 #: Endings of the names of parameters that MXNet adds to an operator.
 PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")

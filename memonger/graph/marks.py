@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
+from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,9 +19,7 @@ from memonger.graph.operators.tensors import Shape
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.symbols import load_nodes, read
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools, Json, Symbol
+from memonger.support.types import Bools, Json, Symbol
 
 FORCE = "__force_mirroring__"
 STAGE = "__mirror_stage__"

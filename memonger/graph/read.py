@@ -6,7 +6,7 @@ import contextlib
 import io
 import re
 import sys
-from typing import TYPE_CHECKING, Iterator
+from typing import Iterator
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from memonger.graph.operators.tensors import Shape, Tensor
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import all_outputs, load_nodes, read
-
-if TYPE_CHECKING:
-    from memonger.support.types import Json, Symbol
+from memonger.support.types import Json, Symbol
 
 
 @no_collection()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
+from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -25,9 +25,7 @@ from memonger.graph.operators.tensors import Attributes, Tensors
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 from memonger.support.mxnet import Settings
-
-if TYPE_CHECKING:
-    from memonger.support.types import Int64s
+from memonger.support.types import Int64s
 
 Reads = Sequence[Read]
 

@@ -10,13 +10,11 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Generic, Hashable, Iterator, Mapping, TypeVar
+from typing import Any, Callable, Generic, Hashable, Iterator, Mapping, TypeVar
 
 from memonger.support import files
 from memonger.support.errors import MemongerError
-
-if TYPE_CHECKING:
-    from memonger.support.types import Json
+from memonger.support.types import Json
 
 log = logging.getLogger("memonger")
 T = TypeVar("T")

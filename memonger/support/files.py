@@ -10,12 +10,9 @@ import contextlib
 import os
 import secrets
 import shutil
-from typing import TYPE_CHECKING
 
 from memonger.support.errors import MemongerError
-
-if TYPE_CHECKING:
-    from memonger.support.types import FilePath
+from memonger.support.types import FilePath
 
 
 def check_writable(path: FilePath) -> None:

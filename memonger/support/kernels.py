@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator, NamedTuple,
 import numpy as np
 
 from memonger.support.errors import MemongerError
+from memonger.support.types import AnyArray
 
-if TYPE_CHECKING:
-    from memonger.support.types import AnyArray
-
-    Value = Any  # type: ignore[misc]  # an argument or a result, whose type a header names
+Value = Any  # type: ignore[misc]  # an argument or a result, whose type a header names
 
 PACKAGE = Path(__file__).resolve().parents[1]
 ROOT = PACKAGE.parent
@@ -55,7 +53,7 @@ Field = Tuple[str, str]  # type and name, as in C
 S = TypeVar("S", bound="Struct")
 
 
-class Struct(Tuple["Value", ...]):
+class Struct(Tuple[Value, ...]):
     """The struct of the same name in a header, which says what its fields mean.
 
     Its fields are given in order or by name. A class annotates those that are not arrays.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Callable, Iterator, Sequence, TypeVar
+from typing import Callable, Iterator, Sequence, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
-if TYPE_CHECKING:
-    from memonger.support.types import Int64s
+from memonger.support.types import Int64s
 
 T = TypeVar("T")
 R = TypeVar("R")

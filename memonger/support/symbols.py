@@ -14,14 +14,12 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Mapping, Optional, Sequence, Tuple
+from typing import Mapping, Optional, Sequence, Tuple
 
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
+from memonger.support.types import FilePath, Json, Symbol
 from memonger.support.versions import VERSION, json_of
-
-if TYPE_CHECKING:
-    from memonger.support.types import FilePath, Json, Symbol
 
 OLDEST = 800  # the version of a file that names none
 OWN_STATES = 900  # older files lack auxiliary states: MXNet adds the inputs

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Mapping, Sequence
+from typing import Mapping, Sequence
 
 from memonger.support.mxnet import mx
-
-if TYPE_CHECKING:
-    from memonger.support.types import NDArray, Symbol
+from memonger.support.types import NDArray, Symbol
 
 _version = ctypes.c_int()
 mx.base.check_call(mx.base._LIB.MXGetVersion(ctypes.byref(_version)))

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import re
 from math import isqrt, prod
-from typing import TYPE_CHECKING, Callable, Mapping, Sequence, Tuple
+from typing import Callable, Mapping, Sequence, Tuple
 
 import numpy as np
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.recompute import truth
-
-if TYPE_CHECKING:
-    from memonger.support.types import Int64s
+from memonger.support.types import Int64s
 
 Shapes = Sequence[Tuple[int, ...]]
 Attrs = Mapping[str, str]

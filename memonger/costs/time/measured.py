@@ -23,7 +23,7 @@ import re
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, ContextManager, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, ContextManager, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -41,17 +41,15 @@ from memonger.support.cache import on_disk
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import load_nodes
+from memonger.support.types import Bools, Context, Doubles, Json, NDArray, Symbol
 from memonger.support.versions import MXNET_ERRORS
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools, Context, Doubles, Json, NDArray, Symbol
 
 SIDE = 1024  # of the square matrices that are multiplied
 LONG = 2**24  # elements of the array that is copied
 ROUNDS = 7  # of which the least time counts
 FACTORS = (0.5, 20.0)  # the least and the most factor that is believed
 Factors = Mapping[int, Sequence[float]]  # of forward nodes: of their run and their gradient
-Run = Callable[[], "NDArray"]  # begins something and gives an array that is ready when it is done
+Run = Callable[[], NDArray]  # begins something and gives an array that is ready when it is done
 IMAGES: Shape = (8, 64, 56, 56)  # for operators that take images of any shape
 ONE: Shape = (1,)  # of what is taken to be a constant, which gets no gradient
 ROWS: Shape = (256, 2048)  # for operators that take anything

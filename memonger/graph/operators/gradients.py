@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, List, NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -20,16 +20,14 @@ from memonger.graph.operators.tensors import Attributes, Tensor, Tensors, check_
 from memonger.support.errors import said_by_mxnet
 from memonger.support.mxnet import environment, mx, without_fallbacks
 from memonger.support.symbols import all_outputs, load_nodes, read
-
-if TYPE_CHECKING:
-    from memonger.support.types import Context, Json, NDArray, Symbol
+from memonger.support.types import Context, Json, NDArray, Symbol
 
 #: What a gradient node reads: ('head', k, 0) is the gradient of output k, ('in', k, 0) input k,
 #: ('out', 0, k) output k, and ('node', j, k) output k of gradient node j.
 Reference = Tuple[str, int, int]
 
 Attrs = Tuple[Tuple[str, str], ...]  # names and values, sorted
-DebugStr = Tuple[List[Tuple[str, int]], List["Json"]]  # outputs, operators
+DebugStr = Tuple[List[Tuple[str, int]], List[Json]]  # outputs, operators
 FORWARD = "f"  # the name of the bound operator
 ZEROS = ("zeros_like", "_zeros")  # what AggregateGradient leaves out of a sum
 #: Gradients that lack the attribute ``shape``, that of the first input, without which a symbol
