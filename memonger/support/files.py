@@ -10,12 +10,14 @@ import contextlib
 import os
 import secrets
 import shutil
+from typing import Union
 
 from memonger.support.errors import MemongerError
-from memonger.support.types import FilePath
+
+Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
 
-def check_writable(path: FilePath) -> None:
+def check_writable(path: Path) -> None:
     """Refuse a path that cannot be written, before a long search for what goes there."""
     name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
     target = os.path.realpath(name)
@@ -33,7 +35,7 @@ def check_writable(path: FilePath) -> None:
             raise MemongerError(f"{name or path!r} cannot be written: {reason}")
 
 
-def write(path: FilePath, data: bytes) -> None:
+def write(path: Path, data: bytes) -> None:
     """Write a file; an old one stays until the new one is whole."""
     check_writable(path)
     target = os.path.realpath(os.fsdecode(path))  # a link stays a link

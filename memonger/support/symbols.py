@@ -16,9 +16,10 @@ import re
 from pathlib import Path
 from typing import Mapping, Optional, Sequence, Tuple
 
+from memonger.support import files
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
-from memonger.support.types import FilePath, Json, Symbol
+from memonger.support.types import Json, Symbol
 from memonger.support.versions import VERSION, json_of
 
 OLDEST = 800  # the version of a file that names none
@@ -223,7 +224,7 @@ def all_outputs(graph: Json) -> Symbol:
     return load_nodes(graph["nodes"], heads)
 
 
-def load(path: FilePath) -> Symbol:
+def load(path: files.Path) -> Symbol:
     """Read a network from a file, and check it before MXNet sees it.
 
     MXNet itself ends the process when a file is damaged in some ways. Files that older versions of
