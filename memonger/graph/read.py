@@ -79,7 +79,6 @@ def _prints_in_errors(nodes: tuple[Node, ...]) -> Iterator[None]:
 def _infer_shapes(
     symbol: Symbol, graph: Json, outputs: Symbol, spec: InputSpec, nodes: tuple[Node, ...]
 ) -> list[Shape]:
-    """Infer the shapes of all outputs."""
     try:
         # infer_shape calls this too, but prints what is wrong, which the errors below say.
         with _prints_in_errors(nodes):

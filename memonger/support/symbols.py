@@ -171,7 +171,6 @@ def _number(text: str) -> int:
 
 
 def _ask_arity(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Json], count: int) -> Arity:
-    """Ask MXNet about an operator alone."""
     ask = _arity.__wrapped__  # the registered operator reads all attributes, and may change
     if op != "Custom":
         ask = _arity

@@ -199,7 +199,6 @@ def find_factors(training: TrainingGraph, ctx: Context) -> dict[int, tuple[float
 
 
 def _list_timed(training: TrainingGraph) -> list[int]:
-    """List the forward nodes that take time."""
     return np.setdiff1d(training.arrays.first, np.flatnonzero(find_free_rows(training))).tolist()
 
 
