@@ -16,16 +16,14 @@ import os
 import re
 import sys
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
+from typing import Any, Callable, NoReturn, Sequence
 
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
 from memonger import BudgetError, MemongerError
 from memonger.support import files
 from memonger.support.errors import INTERRUPTED, MISTAKE, in_words, said_by_mxnet
-
-if TYPE_CHECKING:
-    from memonger.support.types import Json, Keywords, Symbol
+from memonger.support.types import Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
 

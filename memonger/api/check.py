@@ -17,11 +17,10 @@ from memonger.solve.request import Request, read_call
 from memonger.support.checks import check_count
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import environment, mx
+from memonger.support.types import Array1, NDArray, Symbol
 from memonger.support.versions import MXNET_ERRORS
 
 if TYPE_CHECKING:
-    from memonger.support.types import Array1, NDArray, Symbol
-
     Arrays = Dict[Tuple[int, str, str], Array1]  # by step, kind and name, as in `Difference`
 
 #: Operators that expect whole numbers (an index, a class) as their first or second input.

@@ -15,10 +15,10 @@ from memonger.solve.request import read_call
 from memonger.solve.solution import NO_OPERATORS
 from memonger.support.errors import MB, in_words
 from memonger.support.kernels import compiled
+from memonger.support.types import Symbol
 
 if TYPE_CHECKING:
     from memonger.api.plan import Plan
-    from memonger.support.types import Symbol
 
 SHOWN = 12  # tensors of the peak that are printed
 KINDS = {FORWARD: "result", RECOMPUTED: "recomputed", BACKWARD: "gradient"}

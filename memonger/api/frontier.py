@@ -7,7 +7,7 @@ import logging
 import math
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -31,9 +31,7 @@ from memonger.support.allocator import giving_back
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
 from memonger.support.files import Path
-
-if TYPE_CHECKING:
-    from memonger.support.types import Json, Keywords, Symbol
+from memonger.support.types import Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
 

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Sequence
+from typing import Sequence
 
 import numpy as np
 
@@ -28,10 +28,8 @@ from memonger.solve.solution import Solution, describe_slowest
 from memonger.support import files
 from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
+from memonger.support.types import Json, Symbol
 from memonger.support.versions import json_of
-
-if TYPE_CHECKING:
-    from memonger.support.types import Json, Symbol
 
 log = logging.getLogger("memonger")
 

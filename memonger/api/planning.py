@@ -16,10 +16,9 @@ from memonger.solve.ways import Marks
 from memonger.support.allocator import giving_back
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, MemongerError
+from memonger.support.types import Symbol
 
 if TYPE_CHECKING:
-    from memonger.support.types import Symbol
-
     Types = Optional[Mapping[str, object]]
 
 log = logging.getLogger("memonger")

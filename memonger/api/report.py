@@ -29,10 +29,10 @@ from memonger.solve.timeline import KEPT, NONE, PASSING, OperatorTable, Strings,
 from memonger.support import files
 from memonger.support.errors import MemongerError
 from memonger.support.symbols import read
+from memonger.support.types import Json
 
 if TYPE_CHECKING:
     from memonger.api.plan import Plan
-    from memonger.support.types import Json
 
 PAGE = Path(__file__).with_name("page")
 SCRIPTS = ("state.js", "timeline.js", "frontier.js", "batches.js", "table.js", "main.js")

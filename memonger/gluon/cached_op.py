@@ -20,10 +20,10 @@ from memonger.solve.options import Budget
 from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import read
+from memonger.support.types import Block, Context, Keywords, NDArray
 
 if TYPE_CHECKING:
     from memonger.gluon.runner import Arrays, Requests
-    from memonger.support.types import Block, Context, Keywords, NDArray
 
     Find = Callable[..., Plan]  # type: ignore[misc]  # with the arguments of `plan`
 

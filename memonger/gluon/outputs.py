@@ -17,10 +17,10 @@ from memonger.graph.read import forward_graph
 from memonger.graph.training import merged_nodes
 from memonger.support.mxnet import Settings
 from memonger.support.symbols import load_nodes, read
+from memonger.support.types import Symbol
 
 if TYPE_CHECKING:
     from memonger.graph.operators.tensors import Shape
-    from memonger.support.types import Symbol
 
 
 def with_copied_outputs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, MutableMapping, TypeVar
+from typing import Any, Callable, MutableMapping, TypeVar
 
 from memonger.api import planning
 from memonger.api.plan import Plan
@@ -16,10 +16,8 @@ from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
 from memonger.solve.options import EITHER, read_plan_options
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
+from memonger.support.types import Block, Keywords, NDArray
 from memonger.support.versions import MXNET_ERRORS
-
-if TYPE_CHECKING:
-    from memonger.support.types import Block, Keywords, NDArray
 
 Net = TypeVar("Net")
 

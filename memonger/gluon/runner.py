@@ -22,10 +22,9 @@ from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
 from memonger.support.signals import signals_put_off
 from memonger.support.symbols import attributes, read
+from memonger.support.types import Executor, Json, NDArray, Parameter, Symbol
 
 if TYPE_CHECKING:
-    from memonger.support.types import Executor, Json, NDArray, Parameter, Symbol
-
     Arrays = Mapping[str, NDArray]  # by the names of inputs, of arguments or of states
     Requests = Mapping[str, str]  # grad_req of each argument
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Callable, Sequence
 
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import load_nodes
+from memonger.support.types import Context, Json, NDArray, Symbol
 
 if TYPE_CHECKING:
     from memonger.gluon.runner import Call
-    from memonger.support.types import Context, Json, NDArray, Symbol
 
     #: Called in the backward pass with the kind of an input of the stub, its number among these,
     #: and the array of its gradient.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
     Hashable,
@@ -17,9 +16,7 @@ from typing import (
 
 from memonger.graph.forward import KeptCopy
 from memonger.schedules.schedule import Schedule
-
-if TYPE_CHECKING:
-    from memonger.support.types import Array1, Bools
+from memonger.support.types import Bools, Int64s
 
 T = TypeVar("T")
 
@@ -55,7 +52,7 @@ class Candidate:  # type: ignore[misc]  # of ``plan``
         """Whether anything runs again."""
         return bool(self.recomputed().any())
 
-    def recomputed(self, nodes: int = 0) -> Array1:
+    def recomputed(self, nodes: int = 0) -> Bools | Int64s:
         """Count how often each of so many nodes runs again, int; of marks whether it does, bool."""
         schedule = self.schedule
         return self.plan.mask if schedule is None else schedule.recomputed(nodes)

@@ -13,7 +13,7 @@ network does without, and numbers depend on it, an operator is inserted (`traini
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,9 +25,7 @@ from memonger.graph.operators.layouts import AXES, LAYOUT_AWARE
 from memonger.graph.training import StepGraph
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools, Int32s, Int64s
+from memonger.support.types import Bools, Int32s, Int64s
 
 BEFORE, AFTER, HOLD = "before", "after", "hold"  # a row: HOLD reads an input after it
 ANY = -1  # instead of a layout that is wanted

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Iterable
+from typing import Iterable
 
 import numpy as np
 
@@ -21,9 +21,7 @@ from memonger.graph.operators.recompute import why_kept
 from memonger.graph.operators.recorded import ASYNCHRONOUS
 from memonger.graph.training import TrainingGraph
 from memonger.support.errors import MemongerError
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools, Int32s, Int64s
+from memonger.support.types import Bools, Int32s, Int64s
 
 #: Outputs that a gradient reads from the first time that the operator ran, however often it runs:
 #: the mask of a Dropout, and statistics that are small, so that nothing is run again for them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple, Sequence
+from typing import Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -33,9 +33,7 @@ from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
 from memonger.schedules.rows import Lifetimes, NodeVariants, Rows
 from memonger.schedules.schedule import Workload
 from memonger.support.kernels import compiled
-
-if TYPE_CHECKING:
-    from memonger.support.types import Int32s, Int64s
+from memonger.support.types import Int32s, Int64s
 
 Reads = Sequence[Entry]
 

@@ -15,11 +15,11 @@ from memonger.schedules.execution.symbol import ScheduledSymbol, by_name, reques
 from memonger.scripts.executor import marked
 from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
 from memonger.support.mxnet import binds_for_itself, mx
+from memonger.support.types import Context, Executor, Keywords, Symbol
 from memonger.support.versions import MXNET_ERRORS
 
 if TYPE_CHECKING:
     from memonger.scripts.session import Session
-    from memonger.support.types import Context, Executor, Keywords, Symbol
 
     Training = Optional[Keywords]  # a bind as arguments of `memonger.plan`; None without gradients
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-from typing import TYPE_CHECKING, Callable, cast
+from typing import Callable, cast
 
 from memonger.gluon.runner import touch
 from memonger.graph.forward import INSERTED, RECORD
 from memonger.support.mxnet import mx
 from memonger.support.symbols import read
-
-if TYPE_CHECKING:
-    from memonger.support.types import Executor, Symbol
+from memonger.support.types import Executor, Symbol
 
 #: How MXNet names the copy of a node that it runs again (``nnvm/src/pass/gradient.cc``).
 _AGAIN = re.compile(r"(.+)_mirror(_.+)")

@@ -15,7 +15,6 @@ import logging
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from memonger.api.plan import Plan, load_plan
 from memonger.costs.time.measured import device_name
@@ -24,10 +23,8 @@ from memonger.solve.request import fingerprint, read_request
 from memonger.support import cache
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import has_avx2, mx
+from memonger.support.types import Json, Keywords, Symbol
 from memonger.support.versions import json_of
-
-if TYPE_CHECKING:
-    from memonger.support.types import Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
 

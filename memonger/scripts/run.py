@@ -12,16 +12,14 @@ import sys
 import types
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Sequence
+from typing import Callable, Sequence
 
 import memonger
 from memonger.solve.options import read_plan_options
 from memonger.support import files
 from memonger.support.errors import BudgetError, MemongerError
 from memonger.support.mxnet import when_imported
-
-if TYPE_CHECKING:
-    from memonger.support.types import Keywords
+from memonger.support.types import Keywords
 
 
 def prepare(

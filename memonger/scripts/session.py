@@ -12,7 +12,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
 from memonger.api import planning
 from memonger.api.plan import Plan
@@ -26,9 +26,7 @@ from memonger.solve.options import EITHER, read_plan_options
 from memonger.support.errors import BudgetError, MemongerError, in_words
 from memonger.support.files import Path as FilePath
 from memonger.support.symbols import as_json, read
-
-if TYPE_CHECKING:
-    from memonger.support.types import Block, Context, Keywords, Symbol
+from memonger.support.types import Block, Context, Keywords, Symbol
 
 package_log = logging.getLogger("memonger")
 log = logging.getLogger("memonger.scripts")

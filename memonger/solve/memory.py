@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Mapping
+from typing import Mapping
 
 import numpy as np
 
@@ -26,9 +26,7 @@ from memonger.solve.options import Budget
 from memonger.solve.request import Request
 from memonger.support.allocator import giving_back
 from memonger.support.errors import MB
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools, Int64s, Symbol
+from memonger.support.types import Bools, Int64s, Symbol
 
 
 @dataclass(frozen=True, eq=False)

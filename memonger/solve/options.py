@@ -9,15 +9,13 @@ from __future__ import annotations
 import numbers
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from memonger.support.checks import check_count, check_number
 from memonger.support.errors import MemongerError
-
-if TYPE_CHECKING:
-    from memonger.support.types import NDArray
+from memonger.support.types import NDArray
 
 WAYS, EITHER = ("marks", "schedule"), "auto"
 PLANNERS = ("smallest", "chen2016")

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Mapping
+from typing import Mapping
 
 from memonger.graph import inputs, marks
 from memonger.graph.forward import no_collection
@@ -18,9 +18,7 @@ from memonger.solve.options import Options
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import read
-
-if TYPE_CHECKING:
-    from memonger.support.types import Context, Json, Symbol
+from memonger.support.types import Context, Json, Symbol
 
 log = logging.getLogger("memonger")
 

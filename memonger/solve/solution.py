@@ -7,7 +7,7 @@ import logging
 import math
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Callable, Iterable, Mapping, Sequence, Tuple
+from typing import Callable, Iterable, Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -31,10 +31,8 @@ from memonger.solve.ways import (
     search_front,
 )
 from memonger.support.errors import MB, BudgetError, in_words
+from memonger.support.types import Symbol
 from memonger.support.versions import VERSION
-
-if TYPE_CHECKING:
-    from memonger.support.types import Symbol
 
 log = logging.getLogger("memonger")
 

@@ -5,7 +5,7 @@ Numbers stand for texts (``Strings``); operators are rows of a table (``Operator
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Mapping, Sequence, Tuple
+from typing import Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from memonger.costs.time import measured as timing
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.operators.tensors import Tensor
 from memonger.solve.memory import Memory
-
-if TYPE_CHECKING:
-    from memonger.support.types import Context, Int64s, Json
+from memonger.support.types import Context, Int64s, Json
 
 STEPS = (2000, 1000, 500, 250, 120)  # how many are drawn at most; fewer where tensors are too many
 PARTS, LITTLE, MOST = 8, 0.02, 0.8  # of a network: how many, and what share of memory counts

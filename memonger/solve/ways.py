@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Callable, Hashable, Iterable, Iterator, Sequence, TypeVar, Union
+from typing import Callable, Hashable, Iterable, Iterator, Sequence, TypeVar, Union
 
 import numpy as np
 
@@ -50,9 +50,7 @@ from memonger.solve.request import Request, fingerprint
 from memonger.support.cache import Latest
 from memonger.support.errors import MB, MemongerError, in_words
 from memonger.support.parallel import progress_bar
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools, Doubles, Symbol
+from memonger.support.types import Bools, Doubles, Symbol
 
 log = logging.getLogger("memonger")
 S = TypeVar("S")

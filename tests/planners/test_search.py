@@ -113,7 +113,7 @@ def unit_times(**seconds_of: tuple[float, float]) -> Callable[[Rules], NodeTimes
         nodes = rules.graph.nodes
         pairs = [(0.0, 0.0) if n.is_variable else seconds_of.get(n.op, (1.0, 2.0)) for n in nodes]
         forward, gradient = np.array(pairs).T
-        return NodeTimes(forward, gradient, np.ones(len(nodes), dtype=np.int64))
+        return NodeTimes(forward, gradient, np.ones(len(nodes)))
 
     return times
 

@@ -12,7 +12,7 @@ those of parameters do, labels and auxiliary states count as results.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple
+from typing import Callable, Mapping, NamedTuple
 
 import numpy as np
 
@@ -20,9 +20,7 @@ from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import PARAMETER_ENDINGS
 from memonger.graph.operators.recompute import UNTOUCHED
 from memonger.support.errors import MB
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools
+from memonger.support.types import Bools
 
 
 class Trial(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Sequence
+from typing import Sequence
 
 import numpy as np
 
@@ -12,9 +12,7 @@ from memonger.graph.operators.recompute import fuses
 from memonger.planners.candidates import MarkPlan
 from memonger.planners.marks.cuts import Cut
 from memonger.planners.marks.rules import Rules
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools
+from memonger.support.types import Bools
 
 MOST_SUMS = 8  # that are tried to keep apart from fusion, each by itself
 WORTH = 0.01  # of the memory, that it must save

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, Collection, Iterator, NamedTuple, Sequence
+from typing import Callable, Collection, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -11,9 +11,7 @@ from memonger.graph.arrays import KEPT
 from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.training import TrainingGraph
 from memonger.support.kernels import Struct
-
-if TYPE_CHECKING:
-    from memonger.support.types import Doubles, Int64s
+from memonger.support.types import Doubles, Int64s
 
 
 class Cut(NamedTuple):

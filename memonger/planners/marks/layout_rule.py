@@ -13,17 +13,13 @@ difference is kept. Such networks get no saved identities.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from memonger.costs.layouts import NOT_IN_PLACE, PLAIN, LayoutArrays, find_layouts, find_mattering
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.training import TrainingGraph
 from memonger.support.kernels import Struct, compiled
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools, Int32s, Int64s
+from memonger.support.types import Bools, Int32s, Int64s
 
 _ANY = -1  # instead of a layout, where numbers do not depend on it
 

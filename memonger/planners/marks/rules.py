@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from typing import TYPE_CHECKING, Iterable, Sequence
+from typing import Iterable, Sequence
 
 import numpy as np
 
@@ -44,9 +44,7 @@ from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import Struct, compiled
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools
+from memonger.support.types import Bools
 
 
 class Rules:

@@ -22,7 +22,7 @@ operators alone, not on the machine's cores.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -34,9 +34,7 @@ from memonger.planners.marks.cuts import Cut, Weights, golden_section, walk, wei
 from memonger.planners.marks.rules import RuleArrays, Rules
 from memonger.support.kernels import Struct, compiled
 from memonger.support.parallel import Threads
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools, Doubles, Int8s, Int64s
+from memonger.support.types import Bools, Doubles, Int8s, Int64s
 
 HARD = 1e30  # the price of a byte above a limit that must be kept
 SEED = 73  # of eighteen that were tried, one that is good for small and for large networks
@@ -113,10 +111,10 @@ class NodeTimes(NamedTuple):
 
     forward: Doubles
     gradient: Doubles
-    moved_bytes: Int64s
+    moved_bytes: Doubles
 
 
-def costly(seconds: Doubles, moved_bytes: Int64s) -> Bools:
+def costly(seconds: Doubles, moved_bytes: Doubles) -> Bools:
     """Return for each node whether it takes longer than moving what it reads and writes would."""
     busy = (moved_bytes > 0) & (seconds > 0)
     if not busy.any():

@@ -27,10 +27,9 @@ from memonger.planners.marks.cuts import Cut, cheap_cuts, single_tensor_cuts
 from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.search import Effort, MarkSearch, NodeTimes, price_plan
 from memonger.support.parallel import Threads
+from memonger.support.types import Bools
 
 if TYPE_CHECKING:
-    from memonger.support.types import Bools
-
     Cost = Callable[[Bools], int]  # the bytes that a mask of recomputed nodes costs
 
 NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
@@ -207,4 +206,4 @@ def _minimised(
 def _count_flops(rules: Rules) -> NodeTimes:
     """Return operations instead of seconds, for a search that compares no times."""
     flops = count_forward_flops(rules.graph).astype(np.float64)
-    return NodeTimes(flops, 0 * flops, np.zeros(len(flops), dtype=np.int64))
+    return NodeTimes(flops, 0 * flops, 0 * flops)

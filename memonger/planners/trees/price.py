@@ -8,7 +8,7 @@ node, so that a search can evaluate thousands of schedules.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Sequence
+from typing import Sequence
 
 import numpy as np
 
@@ -19,9 +19,7 @@ from memonger.planners.trees.trees import Steps
 from memonger.schedules.rows import NodeVariants
 from memonger.schedules.training_step import Parts
 from memonger.support.kernels import Struct, compiled
-
-if TYPE_CHECKING:
-    from memonger.support.types import Doubles, Int32s, Int64s
+from memonger.support.types import Doubles, Int32s, Int64s
 
 #: Operators whose results are worth saving where others are recomputed.
 COSTLY_OPERATORS = frozenset(

@@ -22,7 +22,7 @@ import itertools
 import math
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Callable, Sequence
+from typing import Callable, Sequence
 
 import numpy as np
 
@@ -37,9 +37,7 @@ from memonger.schedules.training_step import Parts
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 from memonger.support.parallel import Threads
-
-if TYPE_CHECKING:
-    from memonger.support.types import Doubles, Int32s, Int64s
+from memonger.support.types import Doubles, Int32s, Int64s
 
 NO_RECOMPUTATION = "no recomputation"  # the origin of the schedule that runs nothing again
 SEARCHED = "searched schedule"

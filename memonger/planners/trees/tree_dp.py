@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Iterable, Iterator, Sequence
+from typing import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -26,9 +26,7 @@ from memonger.planners.trees.price import Problem
 from memonger.planners.trees.trees import ALIVE, COSTLY, LAZY, LEAF, binomial_tree, fewest_states
 from memonger.schedules.training_step import Parts
 from memonger.support.kernels import compiled, constant
-
-if TYPE_CHECKING:
-    from memonger.support.types import Bools, Doubles, Floats, Int32s, Int64s
+from memonger.support.types import Bools, Doubles, Floats, Int32s, Int64s
 
 EXPONENTS = (0.75, 0.5, 0.35, 0.2)  # of a tensor's bytes; the first serves most networks
 SCALES = 4  # of memory, each closer to the least that is possible

@@ -16,15 +16,12 @@ from __future__ import annotations
 
 import functools
 from math import comb
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import Struct, constant
-
-if TYPE_CHECKING:
-    from memonger.support.types import Int32s
+from memonger.support.types import Int32s
 
 LEAF = constant("LEAF")  # instead of a cut: the segment is not divided
 LAZY = constant("LAZY")  # the flag of a lazy leaf

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import TYPE_CHECKING, Generic, Iterable, TypeVar
+from typing import Generic, Iterable, TypeVar
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.training_step import ALIGNMENT
 from memonger.support.errors import MemongerError, in_words, said_by_mxnet
 from memonger.support.mxnet import mx
-
-if TYPE_CHECKING:
-    from memonger.support.types import Context, Executor, NDArray
+from memonger.support.types import Context, Executor, NDArray
 
 T = TypeVar("T")
 

@@ -29,11 +29,10 @@ from memonger.schedules.training_step import TrainingStep
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.kernels import compiled
 from memonger.support.mxnet import mx
+from memonger.support.types import NDArray
 from memonger.support.versions import invoke
 
 if TYPE_CHECKING:
-    from memonger.support.types import NDArray
-
     Arrays = Sequence[NDArray]
 
 #: What a call reads or writes: a tensor of the step (a row and one of its outputs), or the array of

@@ -16,10 +16,9 @@ from memonger.schedules.execution.calls import BoundCalls, Calls, Place, calls_o
 from memonger.schedules.execution.monitor import Callback, Monitor
 from memonger.support.errors import MB, MemongerError
 from memonger.support.mxnet import environment, mx
+from memonger.support.types import Context, Executor, NDArray, Symbol
 
 if TYPE_CHECKING:
-    from memonger.support.types import Context, Executor, NDArray, Symbol
-
     Arrays = Dict[str, NDArray]  # by the names of arguments or auxiliary states
     OutGrads = Union[Mapping[str, NDArray], Sequence[NDArray], NDArray, None]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING, Callable, Mapping
+from typing import Callable, Mapping
 
 from memonger.graph.operators.gradients import Attrs
 from memonger.graph.operators.recorded import LEGACY
@@ -16,9 +16,7 @@ from memonger.schedules.execution.calls import Call, Place, creator
 from memonger.schedules.training_step import OURS, TrainingStep
 from memonger.support.mxnet import mx
 from memonger.support.symbols import load_nodes
-
-if TYPE_CHECKING:
-    from memonger.support.types import NDArray
+from memonger.support.types import NDArray
 
 #: Operators of one input, that MXNet names 'data'; those of all others have no name.
 DATA = LEGACY.union(

@@ -30,11 +30,11 @@ from memonger.schedules.training_step import TrainingStep
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
+from memonger.support.types import Context, Executor, Int32s, NDArray, Symbol
 from memonger.support.versions import json_of
 
 if TYPE_CHECKING:
     from memonger.schedules.execution.executor import Arrays
-    from memonger.support.types import Context, Executor, Int32s, NDArray, Symbol
 
     GradReq = Union[str, Sequence[str], Mapping[str, str]]
     Given = Union[Mapping[str, NDArray], Sequence[NDArray], None]  # arrays, as bind takes them
