@@ -15,7 +15,8 @@ from memonger.api import plot, report
 from memonger.api.plan import Plan, plan_of
 from memonger.api.report import Reported
 from memonger.graph.inputs import read_pairs
-from memonger.planners.candidates import Candidate, not_dominated
+from memonger.planners.candidates import Candidate, MarkPlan, not_dominated
+from memonger.planners.marks.smallest import NO_PLAN
 from memonger.solve.options import Options, read_options
 from memonger.solve.request import Request, read_request
 from memonger.solve.solution import (
@@ -278,7 +279,7 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
         searched = search_front(marks, plans[1:])
         return [(marks, plan) for plan in searched.plans], searched.interrupted
 
-    plans = [way(1).make_no_plan()]
+    plans = [Candidate(0, 0.0, MarkPlan(way(1).no_marks), NO_PLAN, added_time=0.0)]
     batch = unplanned = _largest(partial(bytes_at, plan=plans[0]), limit)
     interrupted = False
     try:

@@ -38,7 +38,10 @@ UNFUSED = Fusible(*[np.zeros(0, dtype) for dtype in (np.bool_, np.bool_, *[np.in
 
 
 def find_fusible(training: TrainingGraph) -> Fusible:
-    """Look up which rows of a training graph can be fused, and what they wait for."""
+    """Look up which rows of a training graph can be fused, and what they wait for.
+
+    MXNet fuses nothing if two inputs have one name; `check_symbol` refuses such networks.
+    """
     nodes, same, t = training.graph.nodes, training.same, training.arrays
     n = len(nodes)
     deps = [(x, same[d]) for x, node in enumerate(nodes) for d in node.deps]
@@ -65,7 +68,7 @@ def replay_fused(training: TrainingGraph, recomputed: Bools) -> Replay:
     return replay(_append_fused(training, mask, fused, order, reads), mask[:0])
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _fused_signature(inputs: int, outputs: Tensors) -> Signature:
     """Return the signature of a fused operator; each output may take the memory of each input."""
     options = tuple([(j, k, False) for j in range(inputs) for k in range(len(outputs))])
@@ -80,8 +83,8 @@ def _append_fused(
     makers, signatures = find_owners(t.output_start), list(training.signatures)
     tensors = [tensor for signature in signatures for tensor in signature.tensors]
     for first, last, count in zip(out_start, out_start[1:], np.diff(fused.read_start).tolist()):
-        made = tuple([tensors[entry] for entry in out[first:last]])
-        signatures.append(_fused_signature(count, made))
+        outputs = tuple([tensors[entry] for entry in out[first:last]])
+        signatures.append(_fused_signature(count, outputs))
     distinct = {id(signature): signature for signature in signatures}
     numbers = {key: number for number, key in enumerate(distinct)}
     output_start = np.append(t.output_start, t.output_start[-1] + out_start[1:])

@@ -140,8 +140,8 @@ def graph_arrays(
     head_row, head_output, head_owner = heads
     variable = s.variable[number]
     output_start = find_starts(np.diff(s.output_start)[number])
-    made, maker = gather(s.output_start, number)
-    itemsize, rank, dtype = s.itemsize[made], s.rank[made], s.dtype[made]
+    output_type, maker = gather(s.output_start, number)
+    itemsize, rank, dtype = s.itemsize[output_type], s.rank[output_type], s.dtype[output_type]
     ignored = s.ignored[gather(s.ignored_start, number)[0]]
     there = read_row != LEFT_OUT
     read_entry = np.where(there, output_start[read_row] + read_output, 0)
@@ -175,7 +175,7 @@ def graph_arrays(
     head_entry = output_start[head_row] + head_output
     user = find_owners(use_start)
     running = runs[user]
-    count = np.bincount(np.append(use_entry[running], head_entry), minlength=len(made))
+    count = np.bincount(np.append(use_entry[running], head_entry), minlength=len(maker))
     # What gradients, and the user, read of operators.
     late = running & (user >= 2 * forward)
     entry, row = np.append(use_entry[late], head_entry), np.append(use_row[late], head_row)
@@ -195,11 +195,11 @@ def graph_arrays(
         use_row=use_row,
         use_owner=use_owner,
         output_start=output_start,
-        elements=s.elements[made],
+        elements=s.elements[output_type],
         itemsize=itemsize,
         rank=rank,
         sizes=s.sizes,
-        by_size=s.by_size[made] + output_start[maker],
+        by_size=s.by_size[output_type] + output_start[maker],
         inplace_start=find_starts(np.bincount(taker[fits], None, rows)),
         inplace_input=s.option_input[option[fits]],
         inplace_entry=read_entry[read],

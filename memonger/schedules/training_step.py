@@ -194,7 +194,7 @@ class TrainingStep(StepGraph):
 
     @cached_property
     def placement(self) -> Placement:
-        """Where the blocks that are not given lie in the arena."""
+        """Where the blocks that are not the caller's lie in the arena."""
         alive, ours = self.alive, ~self.alive.of_caller
         intervals = alive.start[ours], alive.stop[ours], alive.nbytes[ours]
         return place_items(*intervals, len(self.rows.source), ALIGNMENT)

@@ -351,8 +351,8 @@ class Schedules(_Network):
 
     def search_least(self, work: float | None) -> Searched:
         """Search for the least memory with this limit of work, as if no budget were given."""
-        self.choose_patience()
-        way = copy.copy(self)  # it shares what is known of the network
+        self.choose_patience(), self.find_held()  # the copy shares what is known of the network
+        way = copy.copy(self)
         way.options = replace(self.options, work=work, budget=None)
         return remember(way.search_smallest, "smallest", way.request, way.options, logging.DEBUG)
 

@@ -166,7 +166,7 @@ class ScheduledExecutor(mx.executor.Executor):
             if getattr(array, "shape", None) != target.shape:
                 raise ValueError(f"argument {name!r} takes an array of shape {target.shape}")
             target[:] = array
-        self._pass = None
+        self._pass = self.arena.last_pass = None
         self._run(0, self._program.forward, bool(is_train))
         self._pass = self.arena.last_pass = object() if is_train else None
         return self.outputs
