@@ -16,7 +16,8 @@ import numpy as np
 from memonger.graph.operators.tensors import Attributes, Tensor, Tensors
 from memonger.support.types import Bools
 
-Entry = Tuple[int, int]  # index of a node, and which of its outputs
+Entry = Tuple[int, int]  # a node of a graph, and which of its outputs
+RowEntry = Tuple[int, int]  # a row of a training step, and which of its outputs
 
 FLOAT = "float32"
 RECORD = "__memonger__"  # JSON: attribute -> its value before the plan, null if there was none

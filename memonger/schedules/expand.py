@@ -16,7 +16,7 @@ import numpy as np
 
 from memonger.costs.replay import replay
 from memonger.graph.arrays import join_columns
-from memonger.graph.forward import FLOAT, Entry, ForwardGraph, no_collection
+from memonger.graph.forward import FLOAT, ForwardGraph, RowEntry, no_collection
 from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import truth
@@ -62,11 +62,11 @@ class _Network(NamedTuple):
     training: TrainingGraph
     mkldnn: bool
     owner: list[int]  # of each row the operator whose gradient it is part of; -1 for none
-    reads: list[list[Entry]]  # of each row
+    reads: list[list[RowEntry]]  # of each row
     walk: list[int]  # gradient rows, in the order in which MXNet runs them
     #: MXNet hands on the gradient of an output through an identity, which takes memory: the output
     #: of each of those, and what it reads. Rows read that instead.
-    handed_on: dict[Entry, Entry]
+    handed_on: dict[RowEntry, RowEntry]
     #: Of each node whether it is a Dropout that, when it is recomputed, is its input times the mask
     #: of the first time.
     masked: list[bool]
@@ -132,13 +132,13 @@ def _read_rows(work: Workload, mkldnn: bool) -> _Network:
     return _Network(work, training, mkldnn, owner, reads, walk, handed_on, masked)
 
 
-def _find_gradients(network: _Network) -> tuple[list[Entry | None], frozenset[int]]:
+def _find_gradients(network: _Network) -> tuple[list[RowEntry | None], frozenset[int]]:
     """Find where the gradient of each argument comes from, past copies; None for zeros.
 
     Returned too are the arguments whose gradient MKLDNN leaves out.
     """
     training, t = network.training, network.training.arrays
-    gradients: list[Entry | None] = []
+    gradients: list[RowEntry | None] = []
     unwritten = _unwritten_biases(network) if network.mkldnn else set()
     left_out = set()
     rows = t.head_row[t.outputs :]
@@ -159,7 +159,7 @@ def _find_gradients(network: _Network) -> tuple[list[Entry | None], frozenset[in
     return gradients, frozenset(left_out)
 
 
-def _unwritten_biases(network: _Network) -> set[Entry]:
+def _unwritten_biases(network: _Network) -> set[RowEntry]:
     """Find gradients of biases that MKLDNN does not write, for their weights get none."""
     # src/operator/nn/mkldnn/mkldnn_fully_connected.cc
     training, t, reads = network.training, network.training.arrays, network.reads
@@ -181,7 +181,7 @@ def _unwritten_biases(network: _Network) -> set[Entry]:
     return unwritten
 
 
-def _find_chained(network: _Network) -> dict[Entry, int]:
+def _find_chained(network: _Network) -> dict[RowEntry, int]:
     """Find the terms that MXNet's executor adds to a sum in place, where that rounds otherwise.
 
     Each comes with the row that would add it.
@@ -191,7 +191,7 @@ def _find_chained(network: _Network) -> dict[Entry, int]:
         return {}
     unplanned = replay(training, np.zeros(t.forward, dtype=np.bool_))
     in_place = unplanned.planned != unplanned.blocks
-    chained: dict[Entry, int] = {}
+    chained: dict[RowEntry, int] = {}
     for row in (r for r in network.walk if training.ops[r] == "_grad_add"):
         term, k = network.reads[row][1]
         x = network.owner[term]
@@ -207,9 +207,9 @@ def _find_chained(network: _Network) -> dict[Entry, int]:
 def _find_recorded(
     network: _Network,
     added: Collection[int],
-    gradients: Sequence[Entry | None],
-    chained: Collection[Entry],
-) -> tuple[dict[int, list[int]], frozenset[Entry]]:
+    gradients: Sequence[RowEntry | None],
+    chained: Collection[RowEntry],
+) -> tuple[dict[int, list[int]], frozenset[RowEntry]]:
     """Find the operators whose gradient autograd computes (``operators.recorded``), and its rows.
 
     So it is where the gradient of an argument is added to an array: to add it afterwards may round
@@ -261,7 +261,7 @@ def _make_nodes(network: _Network, recorded: Collection[int]) -> tuple[Nodes, in
             k = nodes.signatures.add(signature._replace(tensors=(tensor._replace(dtype=FLOAT),)))
         nodes.add(Node(k, row, 0 if row < n and not t.variable[row] else -1, reads))
     again: list[Node] = []
-    scratch: dict[tuple[int, Tensor], Entry] = {}
+    scratch: dict[tuple[int, Tensor], RowEntry] = {}
     for x, node in enumerate(nodes.all[:n]):
         reads = list(node.reads)
         if network.masked[x]:  # it reads its mask instead of all but its data

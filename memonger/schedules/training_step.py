@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Iterable, Mapping, NamedTuple, Sequence
+from typing import Iterable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from memonger.graph.arrays import (
     join_columns,
     signature_arrays,
 )
-from memonger.graph.forward import Entry
+from memonger.graph.forward import RowEntry
 from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.inplace import Options
 from memonger.graph.operators.layouts import AXES
@@ -35,7 +35,8 @@ from memonger.schedules.schedule import Workload
 from memonger.support.kernels import compiled
 from memonger.support.types import Int32s, Int64s
 
-Reads = Sequence[Entry]
+VariantEntry = Tuple[int, int]  # a variant of `Parts`, and which of its outputs
+Reads = Sequence[RowEntry]  # of rows, or of variants
 
 ALIGNMENT = 256  # bytes; what CUDA gives (``cudaMalloc``), and more than MKLDNN asks for
 
@@ -56,19 +57,21 @@ class Parts:
     mkldnn: bool  # whether MKLDNN may compute them
     variants: NodeVariants
     signatures: tuple[Signature, ...]  # that the variants refer to
-    gradients: tuple[Entry | None, ...]  # of the arguments that get one, by variant; None: zeros
+    gradients: tuple[
+        VariantEntry | None, ...
+    ]  # of the arguments that get one, by variant; None: zeros
     added: frozenset[int]  # arguments whose gradient is added to an array of the caller
     #: Operators whose gradient autograd computes (``operators.recorded``): the variants of it.
     recorded: Mapping[int, Sequence[int]]
     #: Gradients that autograd adds to what is there by itself: to the caller's array, or, where
     #: ``chained`` has the row that would add them, to the sum before them.
-    adding: frozenset[Entry]
-    chained: Mapping[Entry, int]
+    adding: frozenset[VariantEntry]
+    chained: Mapping[VariantEntry, int]
     left_out: frozenset[int]  # arguments whose gradient MKLDNN does not write
     expected: Expected | None  # layouts without a schedule; None if MKLDNN lays out no tensor
 
     @property
-    def written(self) -> list[Entry]:
+    def written(self) -> list[VariantEntry]:
         """The gradients (variant, output) that are made in arrays of the caller, each once."""
         elsewhere = self.added | self.left_out
         pairs = zip(self.work.training.wanted, self.gradients)
@@ -76,7 +79,7 @@ class Parts:
         return list(dict.fromkeys(entries))
 
 
-def list_reads(rows: Rows | GraphArrays) -> list[list[Entry]]:
+def list_reads(rows: Rows | GraphArrays) -> list[list[RowEntry]]:
     """List what each row reads."""
     entries = list(zip(rows.read_row.tolist(), rows.read_output.tolist()))
     return [entries[start:stop] for start, stop in zip(rows.read_start, rows.read_start[1:])]
@@ -109,16 +112,16 @@ class Nodes:
         self.all.append(node)
         return len(self.all) - 1
 
-    def insert(self, op: str, attrs: dict[str, str], tensor: Tensor, reads: Reads = ()) -> Entry:
+    def insert(self, op: str, attrs: dict[str, str], tensor: Tensor, reads: Reads = ()) -> RowEntry:
         """Add a node that the network does not have, and return its one output."""
         signature = self.signatures(op, attrs, len(reads), (tensor,))
         return self.add(Node(signature, -1, -1, reads)), 0
 
-    def tensor(self, entry: Entry) -> Tensor:
+    def tensor(self, entry: RowEntry) -> Tensor:
         """Return shape and type of an output."""
         return self.signatures.all[self.all[entry[0]].signature].tensors[entry[1]]
 
-    def read_more(self, row: int, entries: Iterable[Entry], options: Options = ()) -> None:
+    def read_more(self, row: int, entries: Iterable[RowEntry], options: Options = ()) -> None:
         """Make a node read these too, with more in-place options."""
         node = self.all[row]
         signature, reads = self.signatures.all[node.signature], [*node.reads, *entries]
@@ -139,9 +142,9 @@ class TrainingStep(StepGraph):
     parts: Parts
     rows: Rows
     nodes: Nodes  # the rows too
-    heads: list[Entry]  # the outputs of the network, then the gradients that the caller gets
+    heads: list[RowEntry]  # the outputs of the network, then the gradients that the caller gets
     #: Of each argument that gets one: the row and the output of its gradient; None: zeros.
-    gradients: tuple[Entry | None, ...]
+    gradients: tuple[RowEntry | None, ...]
     alive: Lifetimes  # when all blocks are alive
 
     @property
@@ -154,11 +157,11 @@ class TrainingStep(StepGraph):
         """The blocks in which the outputs of the network are."""
         return sorted({self.block(head) for head in self.heads[: self.arrays.outputs]} - {-1})
 
-    def tensor(self, entry: Entry) -> Tensor:
+    def tensor(self, entry: RowEntry) -> Tensor:
         """Return shape and type of an output of a row."""
         return self.signatures[entry[0]].tensors[entry[1]]
 
-    def block(self, entry: Entry) -> int:
+    def block(self, entry: RowEntry) -> int:
         """Return the block of an output of a row; -1 of a variable."""
         return int(self.alive.block[self.arrays.output_start[entry[0]] + entry[1]])
 
@@ -188,7 +191,7 @@ class TrainingStep(StepGraph):
         return _recorded_rows(self.parts, self.nodes, variants)
 
     @cached_property
-    def adding(self) -> frozenset[Entry]:
+    def adding(self) -> frozenset[RowEntry]:
         """The gradients that autograd adds to what is there by itself."""
         return frozenset([(self.nodes.latest[v], k) for v, k in self.parts.adding])
 
@@ -294,7 +297,7 @@ def hold_for_autograd(parts: Parts, nodes: Nodes) -> None:
     """
     for x, rows in _recorded_rows(parts, nodes, parts.recorded).items():
         run = nodes.latest[x]
-        all_reads: dict[Entry, None] = {}
+        all_reads: dict[RowEntry, None] = {}
         for row, gradient in zip(rows, parts.work.training.gradients[x].nodes):
             if row < 0:
                 continue
@@ -344,7 +347,7 @@ def insert(nodes: Nodes, inserts: Mapping[int, Sequence[Insert]]) -> Nodes:
     """Return the nodes of a step with more operators, for the layouts of its tensors."""
     new = Nodes(nodes.signatures.all)
     new_row: list[int] = []  # of each old row
-    instead: dict[Entry, Entry] = {}
+    instead: dict[RowEntry, RowEntry] = {}
     for row, node in enumerate(nodes.all):
         reads = [(new_row[source], k) for source, k in node.reads]
         reads = [instead.get(entry, entry) for entry in reads]
@@ -363,7 +366,7 @@ def insert(nodes: Nodes, inserts: Mapping[int, Sequence[Insert]]) -> Nodes:
     return new
 
 
-def _insert(new: Nodes, item: Insert, entry: Entry) -> Entry:
+def _insert(new: Nodes, item: Insert, entry: RowEntry) -> RowEntry:
     """Add an operator that reads this, and return its output."""
     tensor = new.tensor(entry)
     if item.where != HOLD:

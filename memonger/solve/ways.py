@@ -369,8 +369,8 @@ class Schedules(_Network):
     ) -> Searched:
         """Search for schedules; KeyboardInterrupt before there is one that recomputes is raised."""
         with progress_bar() as progress:
-            patience = self.choose_patience()
-            tree = trees.ScheduleSearch(self.workload, patience, progress, weights, self.parts)
+            effort = trees.EFFORT.times(self.choose_patience())
+            tree = trees.ScheduleSearch(self.workload, effort, progress, weights, self.parts)
             plans = search(tree)
         if tree.interrupted and all(plan.origin == trees.NO_RECOMPUTATION for plan in plans):
             raise KeyboardInterrupt

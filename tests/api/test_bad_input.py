@@ -230,6 +230,9 @@ def test_check_names_what_differs() -> None:
     report = memonger.check(symbol, leaky, SHAPES)
     assert not report and report.repeatable
     assert report.differences[0].step == 0 and "differ, first output" in str(report)
+    exact, close = (S.MakeLoss(fully() * factor, name="loss") for factor in (1.0, 1.0 + 2**-22))
+    report = memonger.check(exact, close, {"data": (2, 3)})
+    assert not report and report.differences[0].largest < 1e-5  # a bit is enough
     symbol = S.MakeLoss(S.log(fully() - 100))
     report = memonger.check(symbol, symbol, {"data": (2, 3)})
     assert not report and "not finite" in str(report)

@@ -18,6 +18,7 @@ from memonger.schedules.training_step import OURS
 
 import networks
 from drawn_schedules import everything, nested, work_of
+from efforts import SHORT
 from zoo import Recurrent, unrolled
 
 from .child import DryRun
@@ -84,7 +85,7 @@ def test_schedules_step_in_the_memory_predicted(gpu_dry_run: GpuDryRun, name: st
     work = work_of(symbol, shapes, type_dict=types)
     schedules = {"plain": plain(work), "many levels": nested(work, 4, 1, 0.8)}
     if name in LARGE:
-        search = ScheduleSearch(work, patience=0.1)
+        search = ScheduleSearch(work, SHORT[1].times(0.1))
         schedules = {str(r): search.least_memory(r).plan for r in (2.0, 4.0, None)}
     if name == "RNN":
         schedules["everything"] = everything(work)

@@ -58,6 +58,16 @@ def test_the_original_planner_answers_as_recorded(
     assert f"cost={search['cost']} MB before the rules, {RULED[name]} MB with them" in caplog.text
 
 
+def test_the_original_keeps_where_more_than_the_threshold_has_gathered() -> None:
+    """Results of exactly 1 MB, the input too: where that is the threshold, 1 MB is not more."""
+    x = mx.sym.Variable("data")
+    for k in range(4):
+        x = mx.sym.Activation(x, act_type="tanh", name=f"tanh{k}", attr={"mirror_stage": "True"})
+    for threshold, kept in ((0, [0, 1, 2, 3]), (1, [0, 2]), (2, [1])):
+        planned = memonger.make_mirror_plan(x, threshold, rules=False, data=(512, 512))
+        assert sorted(marked(planned, "False")) == [f"tanh{k}" for k in kept]
+
+
 @pytest.mark.full_search
 @pytest.mark.parametrize("name", all_but("resnet-3-24-36-3", "lstm-4x16", "lstm-4x64"))
 def test_the_smallest_plan_costs_no_more_than_recorded(name: str) -> None:

@@ -31,10 +31,13 @@ from memonger.schedules.expand import build_step
 import networks
 from alive import check_memory
 from drawn_schedules import of_marks, work_of
+from efforts import SHORT
 from generated import build, recipes
 from zoo import TINY, Builders
 
 pytestmark = pytest.mark.python_differs
+
+EFFORT = SHORT[1]  # of a search for schedules
 
 
 # ---------------------------------------------------------------- the oracle
@@ -163,7 +166,7 @@ def runs_in_order(step: TrainingStep, schedule: Schedule) -> None:
 def test_random_trees_of_generated_networks_cost_what_is_written_out(
     draw: random.Random, recipe: Any
 ) -> None:
-    search = ScheduleSearch(work_of(*build(recipe)))
+    search = ScheduleSearch(work_of(*build(recipe)), EFFORT)
     count = len(search.workload.operators)
     tree = random_tree(draw, 0, count, 5)
     same_as_written_out(search, search.schedule(np.array(tree, dtype=np.int32)))
@@ -187,7 +190,7 @@ def test_a_cost_does_not_depend_on_what_was_asked_before() -> None:
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_found_trees_are_right(name: str) -> None:
-    search = ScheduleSearch(work_of(*NETWORKS[name]()))
+    search = ScheduleSearch(work_of(*NETWORKS[name]()), EFFORT)
     trees = search.initial_trees()
     assert len(trees) > 3
     for point in trees[:: max(1, len(trees) // 8)]:
@@ -208,7 +211,7 @@ def test_a_chain_is_never_worse_than_binomial() -> None:
     the chain are there anyway.
     """
     layers = 30
-    search = ScheduleSearch(work_of(*networks.chain(layers, hidden=8, batch=64)), patience=0.2)
+    search = ScheduleSearch(work_of(*networks.chain(layers, hidden=8, batch=64)), EFFORT.times(0.2))
     for states in (2, 3, 5, 8):
         tree = binomial_tree(layers, states)
         tree[:, 0] = np.where(tree[:, 0] == LEAF, LEAF, 2 * tree[:, 0])
@@ -221,7 +224,7 @@ def test_a_chain_is_never_worse_than_binomial() -> None:
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_lazy_trees_recompute_right_before_a_gradient(name: str) -> None:
     """As others, but an operator is recomputed right before a gradient that needs it."""
-    search = ScheduleSearch(work_of(*NETWORKS[name]()))
+    search = ScheduleSearch(work_of(*NETWORKS[name]()), EFFORT)
     work, count = search.workload, len(search.problem.node)
     later = 0
     for seed in range(20):
@@ -254,12 +257,14 @@ def test_lazy_trees_recompute_right_before_a_gradient(name: str) -> None:
 def test_little_patience_tries_few_trees() -> None:
     work, tried = work_of(*NETWORKS["resnet"]()), []
     for patience in (0.05, 1.0, 4.0):
-        tried.append(len(ScheduleSearch(work, patience).initial_trees()))
+        tried.append(len(ScheduleSearch(work, EFFORT.times(patience)).initial_trees()))
     assert 12 * tried[0] < tried[1] == tried[2]
 
 
 def test_lazy_trees_of_one_level_are_best_for_recurrent_networks() -> None:
-    search = ScheduleSearch(work_of(*networks.lstm(steps=24, hidden=16, embed=16, labels=10)))
+    search = ScheduleSearch(
+        work_of(*networks.lstm(steps=24, hidden=16, embed=16, labels=10)), EFFORT
+    )
     trees = search.initial_trees(2 * search.one_pass)
     lazy = [(point.plan[point.plan[:, 0] == LEAF, 1] == LAZY).all() for point in trees]
     alive = np.array([point.pool_bytes for point in trees])
@@ -269,7 +274,7 @@ def test_lazy_trees_of_one_level_are_best_for_recurrent_networks() -> None:
 def test_never_worse_than_what_is_known() -> None:
     """Marks are a schedule too: the best of both is taken."""
     symbol, shapes = NETWORKS["resnet"]()
-    search = ScheduleSearch(work_of(symbol, shapes), patience=0.001)
+    search = ScheduleSearch(work_of(symbol, shapes), EFFORT.times(0.001))
     plan, names = memonger.plan(symbol, shapes), names_of(search)
     marked = of_marks(search.workload, np.isin(names, plan.recomputed))
     best = search.least_memory(2.0, [("marks", marked)])
@@ -278,7 +283,7 @@ def test_never_worse_than_what_is_known() -> None:
 
 def test_the_front_has_schedules_of_every_size_that_nothing_found_quickly_beats() -> None:
     """Schedules of every size; none is beaten by what any other search finds quickly."""
-    search = ScheduleSearch(work_of(*NETWORKS["resnet"]()), patience=0.02)
+    search = ScheduleSearch(work_of(*NETWORKS["resnet"]()), EFFORT.times(0.02))
     smallest = search.least_memory()
     front = search.front()
     alive, works = (
@@ -302,7 +307,7 @@ def test_work_is_what_the_caller_says() -> None:
     free = np.array([node.op in ("BatchNorm", "Activation", "LeakyReLU") for node in graph.nodes])
     weights = np.where(free, 0.0, 1e-6)
     for scale in (1.0, 1e6):
-        search = ScheduleSearch(work, patience=0.02, weights=scale * weights)
+        search = ScheduleSearch(work, EFFORT.times(0.02), weights=scale * weights)
         front = search.front()
         assert front[0].time == 1
         for candidate in front:
@@ -331,7 +336,7 @@ def test_the_schedule_does_not_depend_on_the_cores(
     cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
-    search = ScheduleSearch(work_of(*NETWORKS["chain"]()), patience=0.02)
+    search = ScheduleSearch(work_of(*NETWORKS["chain"]()), EFFORT.times(0.02))
     names, operations = names_of(search), search.least_memory(3.0).plan.operations.tolist()
     assert [names[e] if e >= 0 else "-" + names[~e] for e in operations] == ORDER.split()
 
@@ -339,7 +344,9 @@ def test_the_schedule_does_not_depend_on_the_cores(
 @pytest.mark.parametrize("find", ["front", "least_memory"])
 def test_progress_never_jumps_back(find: str) -> None:
     shares: list[float] = []
-    search = ScheduleSearch(work_of(*networks.chain(16, hidden=8, batch=64)), 0.5, shares.append)
+    search = ScheduleSearch(
+        work_of(*networks.chain(16, hidden=8, batch=64)), EFFORT.times(0.5), shares.append
+    )
     getattr(search, find)()
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
     assert len(set(shares)) > 6
@@ -355,7 +362,7 @@ def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
             left.pop()
             raise KeyboardInterrupt
 
-    search = ScheduleSearch(work_of(*NETWORKS["resnet"]()), 0.1, interrupt)
+    search = ScheduleSearch(work_of(*NETWORKS["resnet"]()), EFFORT.times(0.1), interrupt)
     unplanned = search.evaluate(plain(search.workload))
     threads = threading.active_count()
     best = search.least_memory(2.0)
@@ -373,7 +380,7 @@ def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
 
 
 def test_work_below_one_pass_is_refused() -> None:
-    search = ScheduleSearch(work_of(*NETWORKS["chain"]()))
+    search = ScheduleSearch(work_of(*NETWORKS["chain"]()), EFFORT)
     for work in (0.5, float("nan"), -1):
         with pytest.raises(memonger.MemongerError, match="work is 1 or more"):
             search.least_memory(work)
@@ -386,7 +393,7 @@ def test_dropout_draws_once() -> None:
         x = mx.sym.FullyConnected(x, num_hidden=16, name=f"fc{k}")
         x = mx.sym.Dropout(mx.sym.tanh(x, name=f"tanh{k}"), p=0.5, name=f"drop{k}")
     x = mx.sym.MakeLoss(mx.sym.sum(x), name="loss")
-    search = ScheduleSearch(work_of(x, {"data": (64, 16)}), patience=0.02)
+    search = ScheduleSearch(work_of(x, {"data": (64, 16)}), EFFORT.times(0.02))
     schedule, names = search.least_memory().plan, names_of(search)
     assert [names[i][:4] for i in schedule.forwards.tolist()].count("drop") > 8
     same_as_written_out(search, schedule)

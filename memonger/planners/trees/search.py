@@ -57,8 +57,12 @@ NEAR, MOST_NEAR = 1.03, 4  # times the least memory; their arenas may be smaller
 
 @dataclass(frozen=True)
 class Effort:
-    """How long a search is: counted, not measured, so that it is the same everywhere."""
+    """How long a search is: counted, not measured, so that it is the same everywhere.
 
+    ``patience`` multiplies it; more than 1 that of annealing alone.
+    """
+
+    patience: float = 1.0
     #: The operators, summed up over the initial solutions by dynamic programming that are
     #: evaluated: for a whole frontier, and for solutions whose work is near a limit.
     replays: int = 3_000_000
@@ -78,6 +82,10 @@ class Effort:
     temperatures: tuple[tuple[float, float], ...] = ((0.004, 0.0002), (0.001, 0.0001))
     limits: int = 8  # of memory, in each of two rounds, for the schedules of every size
 
+    def times(self, patience: float) -> Effort:
+        """Return the effort of a search that is so many times as long."""
+        return replace(self, patience=patience * self.patience)
+
 
 EFFORT = Effort()
 
@@ -88,7 +96,6 @@ class ScheduleSearch:
     All trees are remembered: later searches of one object with more memory never return more work,
     nor the other way round.
 
-    ``patience`` multiplies the length of the search; more than 1 that of annealing alone.
     ``progress`` is called with the share of a search that is done, from 0 to 1. ``weights`` are the
     work of each forward node, in any unit; by default its FLOPs. ``parts`` are those of
     the workload, if they are there already.
@@ -97,19 +104,19 @@ class ScheduleSearch:
     def __init__(
         self,
         workload: Workload,
-        patience: float = 1.0,
+        effort: Effort,
         progress: Callable[[float], None] | None = None,
         weights: Doubles | None = None,
         parts: Parts | None = None,
     ) -> None:
-        self.workload, self.patience, self.effort = workload, patience, EFFORT
+        self.workload, self.effort = workload, effort
         parts = parts or make_parts(workload)
         self.problem = make_problem(parts, weights)
         self.count = len(self.problem.node)
         self.one_pass = self.problem.one_pass
         self.unlimited = max(LEAST_UNLIMITED, LOGARITHMS * math.log2(self.count + 1))
         self._position = positions_of_nodes(self.problem.node, len(workload.once))
-        self._initial = InitialTrees(parts, self.problem, patience)
+        self._initial = InitialTrees(parts, self.problem, effort.patience)
         self._threads = Threads(progress)
         self._limits: set[float | None] = set()  # of work, with initial solutions
         self._trees: list[Candidate] = []  # their origin numbers groups of initial solutions
@@ -219,7 +226,7 @@ class ScheduleSearch:
         if most_work is not None:
             replays, limit = effort.replays_near, most_work
             most = min(most, most_work / self.one_pass)
-        count = int(min(1.0, self.patience) * replays) // self.count
+        count = int(min(1.0, effort.patience) * replays) // self.count
         for trees in self._initial.dynamic(most_work, count):
             share = INITIAL / self._initial.lists(most_work)
             self._trees += self._evaluated(trees, limit, share)
@@ -261,7 +268,7 @@ class ScheduleSearch:
         starts = [*starts[: effort.rounds[0][0] - spread], *less]
         tries = self._tries(starts) if starts else 0.0
         for number, (count, share) in enumerate(effort.rounds if starts else ()):
-            count = max(1, min(count, int(tries * share / (effort.least_tries * self.patience))))
+            count = max(1, min(count, int(tries * share / (effort.least_tries * effort.patience))))
             starts = sorted(starts, key=by_memory)[:count]
             limits = [Limits(sys.maxsize, most_work, by_work=False)] * len(starts)
             starts = self._annealed(starts, limits, tries * share, number, share * ANNEALING)
@@ -324,7 +331,6 @@ class ScheduleSearch:
     def _tries(self, starts: Sequence[Candidate]) -> float:
         """Return how many tries there may be from trees like these."""
         work = float(np.mean([tree.time for tree in starts])) / self.one_pass
-        cost = self.effort.move + self.effort.operation * self.count * (1 + work)
-        return self.patience * min(
-            self.effort.most_tries * self.count, self.effort.annealing / cost
-        )
+        effort = self.effort
+        cost = effort.move + effort.operation * self.count * (1 + work)
+        return effort.patience * min(effort.most_tries * self.count, effort.annealing / cost)

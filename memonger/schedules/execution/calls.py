@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Callable, Container, Mapping, NamedTuple, Sequ
 
 import numpy as np
 
-from memonger.graph.forward import Entry
+from memonger.graph.forward import RowEntry
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.recorded import ASYNCHRONOUS, COMPUTES_ALL, MOVED_UNTOLD
 from memonger.graph.operators.tensors import Attributes, Tensor
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: What a call reads or writes: a tensor of the step (a row and one of its outputs), or the array of
 #: an argument's gradient (its name).
-Place = Union[Entry, str]
+Place = Union[RowEntry, str]
 
 TOKENS = 2  # calls at the beginning of the table
 BULK = 32  # operators; more brings nothing, and the engine has nothing to do until a bulk is full
@@ -56,7 +56,7 @@ class Invocation(NamedTuple):
     writes: tuple[Place, ...]
     #: If it is recorded, of each input that gets a gradient: its number, that gradient, and whether
     #: it is added.
-    gradients: tuple[tuple[int, Entry, bool], ...] | None = None
+    gradients: tuple[tuple[int, RowEntry, bool], ...] | None = None
 
 
 class Differentiated(NamedTuple):
@@ -145,7 +145,7 @@ def _copy(source: Place, target: Place) -> Invocation:
 
 def _poison(step: TrainingStep) -> Mapping[int, Sequence[Call]]:
     """List by row what overwrites those blocks of the arena that are dead after it."""
-    tensors: dict[int, Entry] = {}  # the last of each block
+    tensors: dict[int, RowEntry] = {}  # the last of each block
     for row, signature in enumerate(step.signatures):
         for k in range(len(signature.tensors)):
             tensors[step.block((row, k))] = row, k
@@ -183,8 +183,8 @@ def _sums(step: TrainingStep) -> list[dict[int, list[Call]]]:
 
 
 def _gradients(
-    step: TrainingStep, x: int, rows: Sequence[int], read: Container[Entry]
-) -> list[tuple[int, Entry]]:
+    step: TrainingStep, x: int, rows: Sequence[int], read: Container[RowEntry]
+) -> list[tuple[int, RowEntry]]:
     """Return the inputs of a recorded operator that get a gradient that is read, and that gradient.
 
     Where all are computed, all get one: MXNet would allocate those without a place in the arena.
@@ -196,7 +196,7 @@ def _gradients(
 
 
 def _differentiate(
-    step: TrainingStep, x: int, rows: Sequence[int], gradients: Sequence[tuple[int, Entry]]
+    step: TrainingStep, x: int, rows: Sequence[int], gradients: Sequence[tuple[int, RowEntry]]
 ) -> list[Call]:
     """List the calls of a recorded operator's backward pass; ``rows`` are those of its gradient.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Dict, Mapping, Sequence, Union
 import numpy as np
 
 from memonger.costs.bind import find_sparse_gradients, has_mkldnn
-from memonger.graph.forward import Entry, ForwardGraph
+from memonger.graph.forward import ForwardGraph, RowEntry
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.arena import Arena, array_at, refuse_types
 from memonger.schedules.execution.calls import BoundCalls, Calls, Place, calls_of
@@ -97,7 +97,7 @@ class ScheduledExecutor(mx.executor.Executor):
                 heads[int(step.training.names[source].rsplit("_", 1)[1])] = self._arrays[row, 0]
         return heads
 
-    def _output(self, head: Entry) -> NDArray:
+    def _output(self, head: RowEntry) -> NDArray:
         """Find or make the array of an output of the network."""
         if head in self._arrays:  # a variable
             return self._arrays[head]
@@ -106,7 +106,7 @@ class ScheduledExecutor(mx.executor.Executor):
         array = self._array_of_block.setdefault(self._step.block(head), array)
         return array if array.shape == tensor.shape else array.reshape(tensor.shape)
 
-    def _gradient(self, array: NDArray, entry: Entry | None, added: bool) -> None:
+    def _gradient(self, array: NDArray, entry: RowEntry | None, added: bool) -> None:
         """Note how the array of a gradient is filled."""
         if entry is None:
             if not added:
