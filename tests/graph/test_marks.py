@@ -63,6 +63,18 @@ def test_outputs_that_are_one_train_to_the_same_bits(outputs: str) -> None:
         assert_alike(symbol, planned, shapes, grad_req=request)
 
 
+def test_operators_that_mxnet_merges_are_recomputed_together() -> None:
+    """With different marks MXNet would not merge them, and gradients would be added otherwise."""
+    x = S.FullyConnected(S.Variable("data"), num_hidden=4, name="fc")
+    twins = [S.Activation(x, act_type="sigmoid", name=name) for name in ("one", "other")]
+    symbol = S.MakeLoss(S.tanh(twins[0] * twins[1]), name="loss")
+    rules = rules_of(symbol, {"data": (2, 3)})
+    is_twin = np.array([node.name in ("one", "other") for node in rules.graph.nodes])
+    for k in np.flatnonzero(is_twin):
+        assert not rules.apply(np.arange(len(is_twin)) == k).any()
+    assert (rules.apply(is_twin) == is_twin).all()
+
+
 def test_the_users_cudnn_off_stays() -> None:
     x = S.FullyConnected(S.Variable("data"), num_hidden=512)
     for i in range(6):

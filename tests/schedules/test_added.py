@@ -229,3 +229,21 @@ def test_without_mkldnn_gradients_are_added_as_mxnet_adds_them() -> None:
     ]
     calls.append("t.test_chains_of_sums_round_as_mxnet_rounds_them('fully connected')")
     run_code("; ".join(["import test_added as t", *calls]), MXNET_MKLDNN_ENABLED="0")
+
+
+def test_the_gradient_of_an_output_is_added_to_that_of_a_parameter() -> None:
+    """They are one. (MXNet's executor then hands the sum on to the operators before.)"""
+    x = S.FullyConnected(S.tanh(S.Variable("data")), num_hidden=4, name="fc")
+    symbol = S.elemwise_add(S.tanh(x), S.Variable("shift", shape=(8, 4)))
+    planned = scheduled(symbol, LEVELS["plain"](work_of(symbol, {"data": (8, 3)}), 1))
+    gradients: dict[str, list[np.ndarray]] = {}
+    for request, steps in (("write", 1), ("add", 2)):
+        executor = planned.simple_bind(mx.cpu(), request, data=(8, 3))
+        for array in executor.arg_arrays:
+            array[:] = mx.nd.arange(array.size).reshape(array.shape) / 9 - 1
+        for _ in range(steps):
+            executor.forward(is_train=True)
+            executor.backward([mx.nd.full((8, 4), 0.7)])
+        gradients[request] = [gradient.asnumpy() for gradient in executor.grad_arrays]
+    for written, added in zip(gradients["write"], gradients["add"]):
+        assert np.array_equal(added, written + written)

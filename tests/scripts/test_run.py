@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planned import run_python, start_python
+from planned import ROOT, run_python, start_python
 
 
 def ended(*arguments: Any, folder: Path, **environment: str) -> tuple[int, str, str]:
@@ -52,6 +53,25 @@ def test_a_script_runs_as_under_python(is_module: bool, tmp_path: Path) -> None:
     assert expected[0] == 7 and expected[1].endswith("('Thing', True)\nthe thread\nat the end\n")
     run = ["-m", "memonger", "run", "--work", "2"]
     assert ended(*run, *script, *options, folder=tmp_path) == expected
+
+
+NAMES = """
+import mxnet as mx
+from memonger.scripts.kept import file_of
+
+print(file_of(mx.sym.MakeLoss(mx.sym.Variable("x") * 2), {"x": (2,)}, {}))
+"""
+
+
+def test_a_kept_plan_is_of_the_code_that_made_it(tmp_path: Path) -> None:
+    package = shutil.copytree(ROOT / "memonger", tmp_path / "memonger")
+    names = []
+    for change in ("", "", "# Changed."):
+        with open(package / "api" / "plan.py", "a", encoding="utf-8") as file:
+            file.write(change)
+        (tmp_path / "names.py").write_text(NAMES)
+        names.append(ended("names.py", folder=tmp_path)[1])
+    assert names[0] == names[1] != names[2] and names[0].endswith(".json\n")
 
 
 FAILS = """
