@@ -26,12 +26,12 @@ from memonger.support.kernels import Struct, constant
 from memonger.support.types import Bools, Int32s
 
 PLAIN = constant("PLAIN")  # not laid out in blocks
+ANY_LAYOUT = constant("ANY_LAYOUT")  # instead of a layout that is wanted
 #: The place of an output is the index of the input whose memory it reuses, or one of these.
 NOT_IN_PLACE, ADDED = constant("NOT_IN_PLACE"), constant("ADDED")
 
 #: How the layout of an output comes about (`layout_of_output`).
 KEEPS, ALWAYS_PLAIN, CHOSEN, USUAL = map(constant, ("KEEPS", "ALWAYS_PLAIN", "CHOSEN", "USUAL"))
-
 
 #: Of a signature, as in `LayoutArrays`: code and number, shows and plays.
 Facts = Tuple[List[int], List[int], Sequence[bool], Sequence[bool]]

@@ -7,7 +7,7 @@ from typing import Iterator
 import numpy as np
 
 from memonger.planners.candidates import Candidate
-from memonger.support.kernels import Struct
+from memonger.support.kernels import Struct, constant
 
 SLOTS = 2**15  # of the memo of each annealing
 
@@ -56,4 +56,6 @@ class Memo(Struct):
 def empty_memo(slots: int = SLOTS) -> Memo:
     """Make room for so many plans."""
     keys = np.zeros(slots, dtype=np.uint64)
-    return Memo(keys, np.full(slots, -1), np.full(slots, -1.0), np.zeros(slots))
+    pools = np.full(slots, constant("OVER_LIMIT"))
+    limits = np.full(slots, float(constant("UNPRICED")))
+    return Memo(keys, pools, limits, np.zeros(slots))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memonger.costs import layouts as mkldnn
-from memonger.costs.layouts import ADDED, NOT_IN_PLACE, PLAIN
+from memonger.costs.layouts import ADDED, ANY_LAYOUT, NOT_IN_PLACE, PLAIN
 from memonger.costs.replay import Replay
 from memonger.graph.arrays import gather
 from memonger.graph.operators.layouts import AXES, LAYOUT_AWARE
@@ -28,7 +28,6 @@ from memonger.support.kernels import compiled
 from memonger.support.types import Bools, Int32s, Int64s
 
 BEFORE, AFTER, HOLD = "before", "after", "hold"  # a row: HOLD reads an input after it
-ANY = -1  # instead of a layout that is wanted
 
 
 class Refused(MemongerError):
@@ -65,9 +64,9 @@ class Expected:
         training, t = step.training, step.training.arrays
         layouts = mkldnn.find_layouts(training, scoring=True)
         reader, place, inside = _counterparts(t.read_start, self.arrays.read_start, source)
-        want_read = np.where(inside & layouts.shows, self.read_layout[place], ANY)
+        want_read = np.where(inside & layouts.shows, self.read_layout[place], ANY_LAYOUT)
         maker, same, inside = _counterparts(t.output_start, self.arrays.output_start, source)
-        want_output = np.where(inside & self.matters[same], self.output_layout[same], ANY)
+        want_output = np.where(inside & self.matters[same], self.output_layout[same], ANY_LAYOUT)
         entries, ops = t.output_start[t.read_row] + t.read_output, np.array(training.ops)
         # Sums added to here alone, by what knows no layouts: it adds to uninitialised memory.
         rows = np.flatnonzero(layouts.adding)
@@ -79,7 +78,7 @@ class Expected:
         readers = np.bincount(entries[~t.read_ignored], minlength=len(want_output))
         corrected = np.zeros(len(want_output), dtype=np.bool_)  # made plain by what was inserted
         corrected[entries[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
-        want_output[(readers == 0) | (corrected & (readers == 1))] = ANY
+        want_output[(readers == 0) | (corrected & (readers == 1))] = ANY_LAYOUT
         _, _, have, _, other_read, other_output = compiled.lead_layouts(
             t, layouts, step.recomputed, step.order, step.reads, want_read, want_output
         )

@@ -28,7 +28,7 @@ from memonger.graph.operators.inplace import Options
 from memonger.graph.operators.layouts import AXES
 from memonger.graph.operators.recorded import ASYNCHRONOUS
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.training import StepGraph, TrainingGraph
+from memonger.graph.training import NO_NODE, StepGraph, TrainingGraph
 from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
 from memonger.schedules.rows import Lifetimes, NodeVariants, Rows
 from memonger.schedules.schedule import Workload
@@ -268,7 +268,7 @@ def make_step(parts: Parts, nodes: Nodes) -> TrainingStep:
         signatures=of_rows,
         names=names,
         phases=np.where(again, RECOMPUTED, training.phases[rows.source]),
-        origin=np.where(inserted, -1, training.origin[rows.source]),
+        origin=np.where(inserted, NO_NODE, training.origin[rows.source]),
         gradient_of={row: of[source] for row, source in enumerate(sources) if source in of},
         parts=parts,
         rows=rows,

@@ -18,7 +18,9 @@ import memonger  # noqa: F401
 import mxnet as mx
 from memonger.graph.operators import gradients
 from memonger.graph.operators.tensors import Tensor
+from memonger.support.errors import MemongerError
 from memonger.support.symbols import load_nodes
+from memonger.support.versions import MXNET_ERRORS
 
 TRIES = 400  # of one operator
 
@@ -74,7 +76,7 @@ def _verdict(op: str, takes: list[tuple[str, str]], counts: str) -> str:
             names = [f"x{k}" for k in range(len(inputs))]
             _, shapes, _ = symbol.infer_shape(**{n: t.shape for n, t in zip(names, inputs)})
             symbol.infer_type(**{n: t.dtype for n, t in zip(names, inputs)})
-        except Exception:  # as many as there are operators
+        except (*MXNET_ERRORS, MemongerError, ValueError):  # the inputs do not fit
             continue
         if shapes is None or any(min(shape, default=1) < 1 for shape in shapes):
             continue

@@ -15,13 +15,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from memonger.costs.layouts import NOT_IN_PLACE, PLAIN, LayoutArrays, find_layouts, find_mattering
+from memonger.costs.layouts import (
+    ANY_LAYOUT,
+    NOT_IN_PLACE,
+    PLAIN,
+    LayoutArrays,
+    find_layouts,
+    find_mattering,
+)
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.training import TrainingGraph
 from memonger.support.kernels import Struct, compiled
 from memonger.support.types import Bools, Int32s, Int64s
-
-_ANY = -1  # instead of a layout, where numbers do not depend on it
 
 
 class LayoutRule(Struct):
@@ -53,7 +58,7 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
     matters = find_mattering(training, layouts, order, entries)
     if not _may_change(training, layouts, order, read_layout, entries, matters):
         return NO_RULE
-    wanted = np.where(layouts.shows, read_layout, _ANY)
+    wanted = np.where(layouts.shows, read_layout, ANY_LAYOUT)
     reads, outputs = int(t.read_start[t.forward]), int(t.output_start[t.forward])
     for array, count in (
         (wanted, reads),

@@ -8,7 +8,7 @@
 typedef struct {
     bool active;
     LayoutArrays layouts;
-    Int64s read_layout;   /* of each read; -1 for any */
+    Int64s read_layout;   /* of each read; ANY_LAYOUT: any */
     Int64s output_layout; /* of each output */
     Int32s place;         /* of each output the input in whose place it is written */
     Bools matters;        /* of each output whether numbers may come to depend on its layout */
