@@ -161,15 +161,12 @@ def _report(network: Symbol, options: Namespace) -> int:
     def without(*names: str) -> Keywords:
         return {k: v for k, v in keywords.items() if k not in names}
 
-    others = [*memonger.frontier(network, **without("work", *LIMIT))]
-    if keywords.get("how") == "auto" and "budget" not in keywords:
-        plan = others[-1]
-    else:
-        plan = _timed(memonger.plan(network, **without("points")), "measure" in keywords)
+    others = [*memonger.frontier(network, **without("work", "slower_than", *LIMIT))]
+    plan = _timed(memonger.plan(network, **without("points")), "measure" in keywords)
     if "mirror_stage" in network.tojson():  # marks for the original's planner
-        usual = without("how", "work", "points", *LIMIT)
+        usual = without("how", "work", "slower_than", "points", *LIMIT)
         others.append(memonger.plan(network, planner="chen2016", **usual))
-    limit = {k: v for k, v in keywords.items() if k in LIMIT}
+    limit = {k: v for k, v in keywords.items() if k in LIMIT and v != "knee"}
     try:
         plan.report(options.output, others=others, network=options.network, **limit)
     finally:
@@ -300,6 +297,7 @@ def _optimizer(text: str) -> tuple[str, dict[str, Json]]:
 
 
 WAYS = ("marks", "schedule", "auto")
+ACTIONS: dict[object, object] = {_Pairs: _Pairs, list: "append"}
 
 #: The type of each option (or its choices; bool for a switch), its placeholder, its help.
 OPTIONS: dict[str, tuple[object, str | None, str]] = {
@@ -311,11 +309,14 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "devices": (int, "N", "that share the batch (default: 1)"),
     "how": (WAYS, None, "recompute once (marks, the default), as often as it pays, or the faster"),
     "work": (float, "TIMES", "the most forward work of a step, in forward passes (default: any)"),
-    "budget": (_budget, "MEMORY", "6GB, 6GiB, bytes, 60%% of that without a plan, or 'device'"),
+    "budget": (_budget, "MEMORY", "6GB, 6GiB, bytes, 60%% of that without a plan, device or knee"),
+    "slower_than": (float, "TIMES", "the most time of a step: 1.2 is a fifth more than without"),
     "budget_of": (("pool", "device"), None, "MXNet's pool (default), or parameters and all else"),
     "optimizer": (_optimizer, "NAME", "with --budget-of device: adam, or sgd,momentum=0.9"),
     "measure": (bool, None, "measure the time of operators on the device, once"),
     "patience": (float, "TIMES", "times the usual search (default: 1, or 0.05 under 16 MB)"),
+    "keep": (list, "PATTERN", "operators that are kept: 'stage4_*', '::Activation' (repeatable)"),
+    "recompute": (list, "PATTERN", "operators that are recomputed wherever they may be"),
     "points": (int, "N", "the most plans (default: 20)"),
     "steps": (int, "N", "training steps (default: 3)"),
     "output": (str, "FILE", "write the planned network (report: the page)"),
@@ -334,13 +335,14 @@ KEYWORDS = OPTIONS.keys() - {*SWITCHES, *FILES, *SCRIPTS}  # of the package's fu
 SEARCH = ("measure", "patience")
 LIMIT = ("budget", "budget_of", "optimizer")
 BUDGET = (*LIMIT, *SEARCH)
-PLANNING = ("how", "work", *BUDGET)
+NAMING = ("keep", "recompute")
+PLANNING = ("how", "work", *BUDGET, "slower_than", *NAMING)
 ENABLING = (*PLANNING, "report", "check", *SCRIPTS)  # options of ``run``
 
 #: The function of each verb, and its options beside those that all have.
 VERBS: dict[str, tuple[Callable[[Symbol, Namespace], int], tuple[str, ...]]] = {
     "plan": (_plan, ("devices", *PLANNING, "output", "plot", "check")),
-    "frontier": (_frontier, ("devices", *SEARCH, "how", "points", "plot")),
+    "frontier": (_frontier, ("devices", *SEARCH, *NAMING, "how", "points", "plot")),
     "report": (_report, ("devices", *PLANNING, "points", "output")),
     "batch": (_batch, (*BUDGET, "output", "report")),
     "cost": (_cost, ("devices",)),
@@ -412,5 +414,6 @@ def _add(verb: ArgumentParser, option: str, required: bool = False) -> None:
     if isinstance(kind, tuple):
         settings = {"choices": kind}
     elif kind is not bool:
-        settings = {"action" if kind is _Pairs else "type": kind, "metavar": metavar}
+        settings = {"type": kind} if kind not in ACTIONS else {"action": ACTIONS[kind]}
+        settings["metavar"] = metavar
     verb.add_argument(*_flags(option), dest=option, help=text, required=required, **settings)

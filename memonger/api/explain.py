@@ -197,6 +197,7 @@ def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
     times = 1 + np.bincount(memory.recomputed, minlength=len(nodes))
     ours = [i for i, n in enumerate(nodes) if not n.is_inserted]
     late = len(nodes) if plan.request.until is None else ours[plan.request.until]
+    kept = {ours[k] for k in plan.request.keep.nodes}
     has_budget, word = plan.added_time is not None, "mark" if plan.planner == "chen2016" else "cut"
     readers, negligible = _readers(memory), int(memory.live[peak]) / 1000
 
@@ -211,6 +212,8 @@ def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
         rule = why_kept(nodes[x].op, nodes[x].attrs)
         if rule is None and x >= late:
             rule = f"it does not come before {nodes[late].name!r}"
+        if rule is None and x in kept:
+            rule = "keep= names it"
         if (x, output) in memory.graph.heads:
             return "output", "it is an output of the network"
         if rule:

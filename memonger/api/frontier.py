@@ -19,6 +19,7 @@ from memonger.planners.candidates import Candidate, MarkPlan, not_dominated
 from memonger.planners.marks.smallest import NO_PLAN
 from memonger.solve.options import Options, read_options
 from memonger.solve.request import Request, read_request
+from memonger.solve.selection import Selector
 from memonger.solve.solution import (
     Plans,
     confirm_or_none,
@@ -81,6 +82,8 @@ def frontier(
     ctx: object = None,
     ntrial: int = 6,
     until: str | None = None,
+    keep: Selector | None = None,
+    recompute: Selector | None = None,
     devices: int = 1,
     kept_copies: bool = True,
     **input_shapes: object,
@@ -94,7 +97,7 @@ def frontier(
     points : int
         The most plans that are returned; each is bound once. Where there are more, those are taken
         whose memory is nearest to equal steps between no plan and the smallest.
-    net, shapes, type_dict, grad_req, ctx, until, devices, **input_shapes
+    net, shapes, type_dict, grad_req, ctx, until, keep, recompute, devices, **input_shapes
         The network, as `plan` takes it.
     measure, patience, ntrial, kept_copies
         As `plan` takes them.
@@ -118,7 +121,16 @@ def frontier(
         how=how, measure=measure, patience=patience, ntrial=ntrial, kept_copies=kept_copies
     )
     request = read_request(
-        net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, until=until, devices=devices
+        net,
+        shapes,
+        input_shapes,
+        type_dict,
+        grad_req,
+        ctx=ctx,
+        until=until,
+        keep=keep,
+        recompute=recompute,
+        devices=devices,
     )
     candidates, interrupted = search_ways(make_ways(request, options))
     if len(candidates) > points:

@@ -24,7 +24,8 @@ from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
 from memonger.solve.options import Options
 from memonger.solve.request import Request, read_mxnet_variables, read_structure
-from memonger.solve.solution import Solution, describe_slowest
+from memonger.solve.selection import Selection
+from memonger.solve.solution import Solution, describe_slowest, describe_unmet
 from memonger.support import files
 from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
@@ -34,6 +35,7 @@ from memonger.support.versions import json_of
 log = logging.getLogger("memonger")
 
 KIND, FORMAT = "memonger plan", 2  # of what is written
+FEW = 3  # names that are printed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,6 +95,8 @@ class Plan(Reported):
         None where the search did not look at time. Old name: ``added_time``.
     schedule : Schedule or None
         The operators of a training step in order; None where the order is left to MXNet.
+    unmet : dict
+        Of each operator that ``recompute=`` names and the plan does not recompute, why.
     options : dict
         Keywords with which ``memonger.plan`` makes it again for this request; a budget in bytes.
     """
@@ -121,6 +125,7 @@ class Plan(Reported):
     request: Request
     added_time: float | None = None
     schedule: Schedule | None = None
+    unmet: dict[str, str] = field(default_factory=dict)
     options: dict[str, Json] = field(default_factory=dict)
 
     recompute_overhead = property(lambda self: self.recomputed_flops, doc="See `Plan`.")
@@ -168,12 +173,28 @@ class Plan(Reported):
             + ("once each" if self.schedule is None else "as often as the schedule says"),
             "kept": f"{len(self.kept)} operators"
             + (f", and the results of {len(self.copies)} recomputed ones" if self.copies else ""),
+            **self._chosen(),
             "plan": f"{self.planner}, memory "
             + ("replayed to the byte" if self.exact else "bound, in whole MB")
             + ("; the search was interrupted" if self.interrupted else ""),
             "for": self.request.devices + (rounding if self.request.device_type == "gpu" else ""),
         }
         return "\n".join(f"{name:10} {text}" for name, text in lines.items() if text)
+
+    def _chosen(self) -> dict[str, str]:
+        """Describe what the user chose by name, and which of it could not be."""
+        keep, recompute = self.request.keep, self.request.recompute
+        lines = {}
+        if keep.patterns:
+            lines["keep"] = f"{_list(keep.patterns)}: {len(keep.nodes)} operators"
+        if recompute.patterns:
+            count, unmet = len(recompute.nodes), self.unmet
+            lines["recompute"] = f"{_list(recompute.patterns)}: "
+            lines["recompute"] += f"{count - len(unmet)} of {count} operators"
+            for reason in dict.fromkeys(unmet.values()):
+                names = [name for name, why in unmet.items() if why == reason]
+                lines["recompute"] += f"; not {_list(names)}: {reason}"
+        return lines
 
     def explain(self) -> PlanExplanation:
         """Explain of each tensor of the forward pass whether it is kept, and why.
@@ -306,6 +327,7 @@ def load_plan(
         grad_req=saved["grad_req"],
         ctx=inputs.parse_devices(saved["ctx"]),
         until=saved["until"],
+        **{k: Selection(*map(tuple, saved[k])) for k in ("keep", "recompute") if k in saved},
     )
     if net is not None:
         spec = read_shapes(check_symbol(net), shapes, input_shapes, None)
@@ -322,6 +344,12 @@ def load_plan(
     values: dict[str, Json] = content["figures"]
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     return Plan(symbol=planned, request=request, schedule=schedule, **values)
+
+
+def _list(names: Sequence[str]) -> str:
+    """List the first of some names."""
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return ", ".join(map(repr, names[:FEW])) + more
 
 
 def figures(plan: Plan) -> dict[str, Json]:
@@ -377,9 +405,14 @@ def plan_of(solution: Solution) -> Plan:
     inserted = insert([node.name for node in nodes], plan.copies).behind
     masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed(len(nodes))) if not n.is_variable]
     options = {k: v for k, v in vars(way.options).items() if v != getattr(Options, k)}
-    options.pop("budget", None)
+    for name in ("budget", "knee", "slower_than"):
+        options.pop(name, None)
     if plan.added_time is not None:  # of those that no other beats, the fastest that takes no more
         options["budget"] = memory.pool_bytes
+    unmet = describe_unmet(way, plan)
+    if unmet:
+        text = "recompute= names %d operators of which %d are not recomputed; print the plan"
+        log.warning(text, len(way.request.recompute.nodes), len(unmet))
     return Plan(
         symbol=solution.symbol,
         unplanned_bytes=unplanned.pool_bytes,
@@ -399,6 +432,7 @@ def plan_of(solution: Solution) -> Plan:
         request=way.request,
         added_time=plan.added_time,
         schedule=plan.schedule,
+        unmet=unmet,
         options=options,
         pool_bytes=memory.pool_bytes,
         counted_bytes=memory.counted_bytes,

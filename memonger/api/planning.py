@@ -9,19 +9,23 @@ from memonger.api.plan import Plan, plan_of
 from memonger.graph import marks
 from memonger.planners.marks import chen2016
 from memonger.solve.memory import measure as measured
-from memonger.solve.options import Options, read_plan_options
+from memonger.solve.options import Options, read_options
 from memonger.solve.request import read_call, read_request
-from memonger.solve.solution import BARE, solve
+from memonger.solve.solution import BARE, estimate_schedule, solve
 from memonger.solve.ways import Marks
 from memonger.support.allocator import giving_back
 from memonger.support.checks import check_count
-from memonger.support.errors import MB, MemongerError
+from memonger.support.errors import MB, MemongerError, in_words
 from memonger.support.types import Symbol
 
 if TYPE_CHECKING:
+    from memonger.solve.selection import Selector
+
     Types = Optional[Mapping[str, object]]
 
 log = logging.getLogger("memonger")
+
+WORTH = 0.75  # of the memory of marks: a schedule that needs less is pointed out
 
 
 @giving_back()
@@ -32,6 +36,7 @@ def plan(
     how: str = "marks",
     work: float | None = None,
     budget: object = None,
+    slower_than: float | None = None,
     budget_of: str | None = None,
     optimizer: object = None,
     measure: bool = False,
@@ -42,6 +47,8 @@ def plan(
     planner: str = "smallest",
     ntrial: int = 6,
     until: str | None = None,
+    keep: Selector | None = None,
+    recompute: Selector | None = None,
     devices: int = 1,
     kept_copies: bool = True,
     rules: bool = True,
@@ -62,7 +69,8 @@ def plan(
     how : {'marks', 'schedule', 'auto'}
         'marks': each result is recomputed at most once, by marks that MXNet's executor reads.
         'schedule': as often as it pays; the training step is written out when the symbol is bound.
-        'auto', with a budget: both are searched, and the plan predicted to be faster is taken.
+        'auto': both are searched. With a budget the plan predicted to be faster is taken, without
+        one that which needs less of the device for at most one more forward pass.
     work : float, optional
         The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks
         take at most 2; schedules by default at most 2 log2(n) for n operators, as for O(log n)
@@ -70,7 +78,11 @@ def plan(
     budget : int, str or float, optional
         The memory that may be taken: the plan is then the fastest that fits. Bytes (an int), text
         ('6GB', '6GiB', '800MB'), a share of the memory without a plan ('60%', or a float in
-        (0, 1]), or 'device': what is free on the GPU ``ctx``.
+        (0, 1]), or 'device': what is free on the GPU ``ctx``. 'knee' is the plan beyond which a
+        little more memory stops buying much time.
+    slower_than : float, optional
+        The most time that a step may take, as predicted, in steps without a plan: 1.2 allows a
+        fifth more. The plan is then the smallest within that time, or with a budget the fastest.
     budget_of : {'pool', 'device'}, optional
         What the budget bounds: ``pool_bytes`` (the default), or all that the GPU holds:
         ``device_bytes`` and the optimiser's state; not what cuDNN and CUDA take for themselves.
@@ -105,6 +117,14 @@ def plan(
         The name of a layer, or of its output (``'conv1_output'``), which is kept with all that
         follows. Part of a name, or a pattern (``'stage3_*_plus'``), is the first layer that it
         fits; '' is none.
+    keep : str, function, or list of these, optional
+        Operators whose results are kept, with any planner: patterns of names (``'stage4_*'``), of
+        operators (``'::Activation'``), or of both (``'stage?_*::BatchNorm'``). A function gets each
+        operator, with its ``name``, ``op``, ``attrs``, ``shapes`` and ``nbytes``. For a Gluon block
+        also blocks within it.
+    recompute : str, function, or list of these, optional
+        Operators that are recomputed wherever that is possible, as ``keep`` names them. Where it is
+        not (a rule, an output, ``keep``), the plan tells why.
     devices : int
         Among how many ``Module`` will split the batch; plan and memory are of the largest share.
     kept_copies : bool
@@ -123,7 +143,7 @@ def plan(
     MemongerError
         If something about the network, the shapes or the call is wrong; it says what to do.
     BudgetError
-        If no plan that was found fits the budget; it names the least memory that was found.
+        If no plan that was found fits the budget and ``slower_than``; it names the nearest.
     KeyboardInterrupt
         If it is interrupted before any plan was found; later, the best so far is returned.
 
@@ -133,10 +153,11 @@ def plan(
     >>> print(plan)
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
-    options = read_plan_options(
+    options = read_options(
         how=how,
         work=work,
         budget=budget,
+        slower_than=slower_than,
         budget_of=budget_of,
         optimizer=optimizer,
         ctx=ctx,
@@ -148,7 +169,16 @@ def plan(
         patience=patience,
     )
     request = read_request(
-        net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, until=until, devices=devices
+        net,
+        shapes,
+        input_shapes,
+        type_dict,
+        grad_req,
+        ctx=ctx,
+        until=until,
+        keep=keep,
+        recompute=recompute,
+        devices=devices,
     )
     return plan_of(solve(request, options))
 
@@ -181,7 +211,15 @@ def search_plan(  # type: ignore[misc]  # options of `plan` go through
     >>> planned = memonger.search_plan(net, ctx=mx.gpu(), data=(32, 3, 224, 224))
     >>> mod = mx.mod.Module(planned, context=mx.gpu())
     """
-    return plan(sym, ntrial=ntrial, type_dict=type_dict, **options).symbol
+    planned = plan(sym, ntrial=ntrial, type_dict=type_dict, **options)
+    if planned.schedule is None and log.isEnabledFor(logging.INFO):
+        least = estimate_schedule(planned.request)
+        if least is not None and least < WORTH * planned.pool_bytes:
+            text = (
+                "a schedule would take about %s where these marks take %s: how='schedule', work=2"
+            )
+            log.info(text, in_words(least), in_words(planned.pool_bytes))
+    return planned.symbol
 
 
 def search_plan_to_layer(  # type: ignore[misc]  # options of `plan` go through
@@ -274,7 +312,8 @@ def make_mirror_plan(
     original = chen2016.mirror_plan(way.graph, way.hints, check_count("threshold", threshold, 0))
     if plan_info is not None:
         plan_info.update(max_size=original.max_size, save_size=original.save_size)
-    bare = original.mask & way.is_before_until
+    bare = original.mask.copy()
+    bare[way.kept] = False
     if not rules:
         log.warning(BARE)
         return marks.apply(way.request.symbol, bare)

@@ -45,6 +45,9 @@ MAX_INPUTS = 6  # whose shapes are written out in a command
 COMMAND_OPTIONS = ("budget", "how", "work", "patience", "measure")
 
 
+CHOOSING = ("keep", "recompute")  # options that name operators, as the command has them
+
+
 @dataclass(frozen=True)
 class Shown:
     """The content of a page."""
@@ -288,6 +291,9 @@ def python_of(plan: Plan) -> str:
         arguments.append("grad_req=grad_req")
     if request.until is not None:
         keywords["until"] = read(request.symbol)["nodes"][request.until]["name"]
+    for name in CHOOSING:
+        if getattr(request, name).patterns:
+            keywords[name] = [*getattr(request, name).patterns]
     arguments += [f"{name}={value!r}" for name, value in keywords.items()]
     is_name = isinstance(request.ctx, str)
     arguments.append(f"ctx={request.ctx!r}" if is_name else f"ctx=mx.{request.ctx}")
@@ -308,5 +314,8 @@ def command_of(plan: Plan, network: str) -> str:
     words += ["--ctx", str(request.ctx)]
     for name, value in plan.options.items():
         words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    for name in CHOOSING:
+        for pattern in getattr(request, name).patterns:
+            words += [f"--{name}", pattern]
     words += [] if plan.schedule is not None else ["-o", "planned-symbol.json"]
     return " ".join(map(shlex.quote, words))

@@ -17,7 +17,7 @@ from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused, reached
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.solve.options import Budget
-from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
+from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import read
 from memonger.support.types import Block, Context, Keywords, NDArray
@@ -158,7 +158,7 @@ class PlannedOp:
         try:
             with self._lock:  # of the threads that call this block
                 outputs = self._train(named, requests, kind)
-        except BudgetError:
+        except (BudgetError, UnmatchedError):
             raise
         except (MemongerError, mx.MXNetError) as error:
             outputs = self._usual(*arrays)  # raises as without a plan if the call is at fault
@@ -184,7 +184,7 @@ class PlannedOp:
             kind = self._kind(arrays, self._requests(self._inputs))
         try:
             self._decide(arrays, kind)
-        except BudgetError:
+        except (BudgetError, UnmatchedError):
             raise
         except MemongerError as error:
             self._refuse(kind, error)

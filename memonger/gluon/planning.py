@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import inspect
 import weakref
 from typing import Any, Callable, MutableMapping, TypeVar
@@ -13,7 +14,8 @@ from memonger.gluon import autograd, stub
 from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
-from memonger.solve.options import EITHER, read_plan_options
+from memonger.solve.options import EITHER, read_options
+from memonger.solve.request import NAMING
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.types import Block, Keywords, NDArray
@@ -67,8 +69,8 @@ def plan(  # type: ignore[misc]  # options of memonger.plan go through
     type_dict : dict, optional
         Types of these inputs by name; by default that of the first parameter.
     **options
-        What `memonger.plan` takes by keyword, but ``grad_req`` and ``devices``. With a budget
-        ``how='auto'`` is the default. What ``hybridize`` takes (``static_alloc=True``), but
+        What `memonger.plan` takes by keyword, but ``grad_req`` and ``devices``. The default is
+        ``how='auto'``. What ``hybridize`` takes (``static_alloc=True``), but
         ``backend``, is handed to it.
 
     Returns
@@ -193,8 +195,11 @@ def _read_keywords(net: Block, keywords: Keywords) -> tuple[PlannedBlock, Keywor
         if name in keywords:
             raise MemongerError(f"memonger.gluon.plan takes no {name}=; {remedy}")
     options = {name: value for name, value in keywords.items() if name in _OPTIONS}
-    options.setdefault("how", "marks" if options.get("budget") is None else EITHER)
-    checked = read_plan_options(**{k: v for k, v in options.items() if k != "until"})
+    options.setdefault("how", EITHER)
+    for name in ("keep", "recompute"):
+        if options.get(name) is not None:
+            options[name] = _read_scopes(options[name])
+    checked = read_options(**{k: v for k, v in options.items() if k not in NAMING})
     inputs = {name: value for name, value in keywords.items() if name not in _OPTIONS}
     for name, shape in inputs.items():
         if not isinstance(shape, (list, tuple)):
@@ -202,6 +207,19 @@ def _read_keywords(net: Block, keywords: Keywords) -> tuple[PlannedBlock, Keywor
             hint = did_you_mean(name, names, "shapes of inputs are tuples of integers")
             raise MemongerError(f"unknown option {name!r}{hint}")
     return PlannedBlock(net.name, options, checked.budget), inputs
+
+
+def _read_scopes(selector: object) -> list[object]:
+    """Put a pattern of the names of its operators in the place of each block."""
+    selectors: list[object] = []
+    for item in selector if isinstance(selector, (list, tuple)) else [selector]:
+        if isinstance(item, mx.gluon.Block):
+            scopes: set[str] = set()
+            item.apply(lambda block, add=scopes.add: add(block.prefix))
+            scopes = {s for s in scopes if s and not any(s[:k] in scopes for k in range(1, len(s)))}
+            item = "|".join(f"{glob.escape(scope)}*" for scope in sorted(scopes)) or item.name
+        selectors.append(item)
+    return selectors
 
 
 def plan_others(how: Callable[[Block], PlannedBlock] | None) -> None:

@@ -128,6 +128,11 @@ class Insertion(NamedTuple):
         """Return what replaces output ``b`` of node ``a`` as an input: its copy, if it has one."""
         return self.new_index[a] + (len(self.behind.get(a, ())) if b == 0 else 0), b
 
+    def places_of(self, node: int) -> range:
+        """Return where an old node and what is inserted behind it stand."""
+        first = self.new_index[node]
+        return range(first, first + 1 + len(self.behind.get(node, ())))
+
     def index_of(self, copy: KeptCopy) -> int:
         """Return where the identity of a copy stands."""
         return self.new_index[copy.node] + copy.offset

@@ -46,6 +46,11 @@ def forward_graph(symbol: Symbol, spec: InputSpec) -> ForwardGraph:
     )
 
 
+def read_nodes(symbol: Symbol) -> tuple[Node, ...]:
+    """Read the nodes of a symbol, as those of its `forward_graph`, without shapes."""
+    return tuple(map(_node, read(symbol)["nodes"]))
+
+
 def _node(item: Json) -> Node:
     attrs = item.get("attrs", {})
     return Node(

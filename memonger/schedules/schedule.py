@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import Iterable
+from typing import Iterable, Sequence
 
 import numpy as np
 
@@ -63,11 +63,15 @@ class Workload:
     #: of the first time (`FIRST_TIME`) is held until then, whatever the schedule.
     reads: tuple[tuple[int, ...], ...]
     once: Bools  # whether each node must not run again; Dropout may, as its mask is kept
+    wished: Bools  # whether each node is to run again before a gradient reads its result
 
 
-def workload(training: TrainingGraph, until: int | None = None) -> Workload:
-    """Find what a training step must run; the nodes from ``until`` on must not run again.
+def workload(
+    training: TrainingGraph, kept: Sequence[int] = (), wished: Sequence[int] = ()
+) -> Workload:
+    """Find what a training step must run.
 
+    The nodes ``kept`` must not run again, and ``wished`` are to, where they may.
     A network whose gradients cannot all be written out is refused (MemongerError).
     """
     nodes, t = training.graph.nodes, training.arrays
@@ -102,7 +106,9 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
             once[[x, *(training.same[a] for a, _ in node.inputs)]] = True
         elif not node.is_variable and node.op != "Dropout":
             once[x] |= why_kept(node.op, node.attrs) is not None
-    once[n if until is None else until :] = True
+    once[list(kept)] = True
+    runs_again = np.isin(np.arange(n), [training.same[x] for x in wished]) & ~once
+    runs_again[[x for x, _ in training.graph.heads]] = False
     return Workload(
         training=training,
         operators=operators,
@@ -110,6 +116,7 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
         inputs=tuple(read([x]) for x in range(n)),
         reads=tuple(read(rows_of.get(x, [])) for x in range(n)),
         once=once,
+        wished=runs_again,
     )
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from memonger.api.plan import Plan, load_plan
 from memonger.costs.time.measured import device_name
-from memonger.solve.options import read_plan_options
-from memonger.solve.request import fingerprint, read_request
+from memonger.solve.options import read_options
+from memonger.solve.request import NAMING, fingerprint, read_request
 from memonger.support import cache
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import has_avx2, mx
@@ -34,12 +34,15 @@ PRIVATE = 0o700  # the mode of their folder
 
 def file_of(net: Symbol, shapes: object, keywords: Keywords) -> Path:
     """Name the file of a plan by the arguments of ``memonger.plan``."""
-    of_network = {k: v for k, v in keywords.items() if k in ("type_dict", "grad_req", "ctx")}
-    options = {k: v for k, v in keywords.items() if k not in ("type_dict", "grad_req")}
+    names = "type_dict", "grad_req", *NAMING
+    of_network = {k: v for k, v in keywords.items() if k in (*names, "ctx")}
+    options = {k: v for k, v in keywords.items() if k not in names}
     request = read_request(net, shapes, **of_network)
     parts = [
-        fingerprint(request, read_plan_options(**options)),
+        fingerprint(request, read_options(**options)),
         json_of(request.symbol),  # with the names that its nodes have
+        request.keep.patterns,
+        request.recompute.patterns,
         device_name(request.timed_on),
         has_avx2(),
         _installed(),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Callable, Sequence
 
 import memonger
-from memonger.solve.options import read_plan_options
+from memonger.solve.options import read_options
 from memonger.support import files
 from memonger.support.errors import BudgetError, MemongerError
 from memonger.support.mxnet import when_imported
@@ -56,12 +56,10 @@ def prepare(
 def check_options(keywords: Keywords) -> None:
     """Check the options, as far as that needs no MXNet."""
     needs_mxnet = keywords.get("optimizer") is not None or keywords.get("budget") == "device"
-    unchecked = {"report", "check", "or_plain", "cache"}
+    unchecked = {"report", "check", "or_plain", "cache", "keep", "recompute"}
     unchecked |= {"budget", "budget_of", "optimizer"} if needs_mxnet else set()
     options = {k: v for k, v in keywords.items() if v is not None and k not in unchecked}
-    if needs_mxnet and options.get("how") == "auto":
-        del options["how"]
-    read_plan_options(**options)
+    read_options(**options)
     if keywords.get("report") is not None:
         if importlib.util.find_spec("plotly") is None:
             raise MemongerError("--report needs plotly: pip install 'memonger[report]'")

@@ -22,8 +22,10 @@ from memonger.gluon.planning import plan_others
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.scripts import kept
 from memonger.scripts.binds import plan_binds
-from memonger.solve.options import EITHER, read_plan_options
-from memonger.support.errors import BudgetError, MemongerError, in_words
+from memonger.solve.options import EITHER, read_options
+from memonger.solve.request import NAMING
+from memonger.solve.selection import Selector
+from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, in_words
 from memonger.support.files import Path as FilePath
 from memonger.support.symbols import as_json, read
 from memonger.support.types import Block, Context, Keywords, Symbol
@@ -56,9 +58,12 @@ class Session:
     def __init__(
         self, options: Keywords, report: FilePath | None, check: bool, or_plain: bool, cache: bool
     ) -> None:
-        usual = "marks" if options.get("budget") is None else EITHER
+        limits = (options.get(name) for name in ("budget", "slower_than"))
+        usual = "marks" if all(limit is None for limit in limits) else EITHER
         self._options = {"how": usual, **options}
-        self._budget = read_plan_options(**self._options).budget
+        self._of_blocks = {"how": EITHER, **options}
+        checked = {k: v for k, v in self._options.items() if k not in NAMING}
+        self._budget = read_options(**checked).budget
         self._report, self._check, self._or_plain, self._cache = report, check, or_plain, cache
         if report is not None:
             check_report(report)
@@ -105,7 +110,7 @@ class Session:
 
     def _block(self, block: Block) -> PlannedBlock:
         find = functools.partial(self._find, block.name, "Gluon")
-        return PlannedBlock(block.name, self._options, self._budget, find)
+        return PlannedBlock(block.name, self._of_blocks, self._budget, find)
 
     def planned(self, symbol: Symbol, ctx: Context, bind: Keywords) -> Symbol:
         """Return the symbol to bind in place of this one; this one if it is best as it is."""
@@ -133,6 +138,8 @@ class Session:
         except BudgetError as error:
             if not self._or_plain:
                 raise
+            raise MemongerError(str(error)) from None
+        except UnmatchedError as error:  # another network of the script may have the name
             raise MemongerError(str(error)) from None
         if plan.interrupted:  # Ctrl-C was meant for the script
             raise KeyboardInterrupt
@@ -223,10 +230,13 @@ def enable(
     how: str | None = None,
     work: float | None = None,
     budget: object = None,
+    slower_than: float | None = None,
     budget_of: str | None = None,
     optimizer: object = None,
     measure: bool = False,
     patience: float | None = None,
+    keep: Selector | None = None,
+    recompute: Selector | None = None,
     report: FilePath | None = None,
     check: bool = False,
     or_plain: bool = False,
@@ -242,9 +252,10 @@ def enable(
     Parameters
     ----------
     how : {'marks', 'schedule', 'auto'}, optional
-        As `plan` takes it; by default 'marks', and with a budget 'auto'.
-    work, budget, budget_of, optimizer, measure, patience
-        As `plan` takes them.
+        As `plan` takes it; by default 'auto' for Gluon's blocks and for limits of memory or time,
+        and otherwise 'marks'.
+    work, budget, slower_than, budget_of, optimizer, measure, patience, keep, recompute
+        As `plan` takes them. A network that has no operator of a pattern trains without a plan.
     report : str or path, optional
         Where a page of the largest network is written at the end.
     check : bool
@@ -273,6 +284,7 @@ def enable(
     global _active
     keywords = {"how": how, "work": work, "budget": budget, "budget_of": budget_of}
     keywords.update(optimizer=optimizer, measure=measure or None, patience=patience)
+    keywords.update(keep=keep, recompute=recompute, slower_than=slower_than)
     options = {name: value for name, value in keywords.items() if value is not None}
     session = Session(options, report=report, check=check, or_plain=or_plain, cache=cache)
     disable()

@@ -19,6 +19,7 @@ from memonger.support.types import NDArray
 
 WAYS, EITHER = ("marks", "schedule"), "auto"
 PLANNERS = ("smallest", "chen2016")
+KNEE = "knee"
 
 UNITS = {"B": 1, **{prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)}}
 UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
@@ -31,6 +32,8 @@ class Options:
     how: str = "marks"
     work: float | None = None
     budget: Budget | None = None
+    knee: bool = False  # where a little more memory stops buying much time (budget='knee')
+    slower_than: float | None = None  # the most time of a step, in steps without a plan
     planner: str = "smallest"
     ntrial: int = 6
     kept_copies: bool = True
@@ -55,6 +58,12 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
         if not isinstance(value, str) or value not in names:
             forms = ", ".join(map(repr, names))
             raise MemongerError(f"unknown {option} {value!r}; give one of {forms}")
+    limits_time = check_number("slower_than", options.slower_than)
+    if limits_time is not None and not limits_time >= 1:
+        raise MemongerError(
+            f"slower_than={limits_time:g} is less than the time without a plan; give 1 or more "
+            "(1.2: a fifth more)"
+        )
     work, checked_patience = check_number("work", options.work), check_number("patience", patience)
     if work is not None and not work >= 1:
         raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
@@ -63,8 +72,13 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
     if checked_patience is not None and not 0 < checked_patience <= 1e9:
         allowed = "must be more than 0 and at most 1e+09 (1 is the usual search)"
         raise MemongerError(f"patience={patience} {allowed}")
-    limit = read_budget(budget, budget_of, optimizer, ctx)
-    other = "a schedule" if how == "schedule" else limit and "a budget"
+    knee = isinstance(budget, str) and budget.strip().lower() == KNEE
+    if knee and (budget_of is not None or optimizer is not None):
+        raise MemongerError("budget='knee' bounds no bytes; leave out budget_of and optimizer")
+    limit = None if knee else read_budget(budget, budget_of, optimizer, ctx)
+    taken = {"a schedule": how == "schedule", "a budget": knee or limit is not None}
+    taken.update({"slower_than": limits_time is not None, "how='auto'": how == EITHER})
+    other = next((name for name, value in taken.items() if value), None)
     if other and (planner != "smallest" or not options.rules):
         raise MemongerError(
             f"planner={planner!r}, rules={options.rules!r}: {other} takes neither; leave out both"
@@ -73,20 +87,14 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
         options,
         work=work,
         budget=limit,
+        knee=knee,
+        slower_than=limits_time,
         ntrial=check_count("ntrial", options.ntrial, 1),
         kept_copies=bool(options.kept_copies),
         rules=bool(options.rules),
         measure=bool(options.measure),
         patience=checked_patience,
     )
-
-
-def read_plan_options(**keywords: Any) -> Options:  # type: ignore[misc]  # as read_options
-    """Check how to make one plan, as `read_options`; 'auto' then needs a budget to choose by."""
-    options = read_options(**keywords)
-    if options.how == EITHER and options.budget is None:
-        raise MemongerError("how='auto' needs budget=; give it, or how='marks' or 'schedule'")
-    return options
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,7 @@ def _read_amount(budget: object) -> tuple[float, bool]:
     pattern = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+|%)\s*"
     match = re.fullmatch(pattern, budget, re.I) if isinstance(budget, str) else None
     if match is None:
-        forms = "bytes (an int), text such as '6GB', '6GiB' or '60%', a share, or 'device'"
+        forms = "bytes (an int), text such as '6GB', '6GiB' or '60%', a share, 'device' or 'knee'"
         raise MemongerError(f"budget={budget!r} cannot be read; give {forms}")
     number, unit = float(match[1]), match[2].upper()
     if unit == "%":

@@ -15,12 +15,16 @@ from memonger.graph import inputs, marks
 from memonger.graph.forward import no_collection
 from memonger.graph.operators.recompute import ANY, GPU, targets_of
 from memonger.solve.options import Options
-from memonger.support.errors import MemongerError
+from memonger.solve.selection import Selection, read_operators, select
+from memonger.support.errors import MemongerError, UnmatchedError
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import read
 from memonger.support.types import Context, Json, Symbol
 
 log = logging.getLogger("memonger")
+
+#: Keywords of ``memonger.plan`` that name operators of the network.
+NAMING = ("until", "keep", "recompute")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,8 @@ class Request:
     grad_req: dict[str, str]  # 'write', 'add' or 'null' for each argument
     ctx: Context | str  # for which devices a plan is, as `inputs.read_devices` returns it
     until: int | None = None  # the node from which on everything is kept
+    keep: Selection = Selection()  # the operators that the user keeps
+    recompute: Selection = Selection()  # and those to be recomputed where that is possible
 
     @property
     def device(self) -> Context:
@@ -85,9 +91,11 @@ def read_request(
     *,
     ctx: object = None,
     until: object = None,
+    keep: object = None,
+    recompute: object = None,
     devices: int = 1,
 ) -> Request:
-    """Check the network to plan, up to which layer, and for which devices, as `read_call`."""
+    """Check the network to plan, what of it is named, and for which devices, as `read_call`."""
     mirroring = os.environ.get("MXNET_BACKWARD_DO_MIRROR", "0")
     if mirroring not in ("", "0"):
         raise MemongerError(
@@ -98,7 +106,13 @@ def read_request(
     symbol = inputs.drop_old_types(request.symbol, request.spec)
     symbol = marks.clear(marks.remove_plan(symbol))
     layer = None if until in (None, "") else _find_layer(symbol, until)
-    return replace(request, symbol=symbol, until=layer)
+    request = replace(request, symbol=symbol, until=layer)
+    operators = read_operators(symbol, request.spec, keep, recompute)
+    return replace(
+        request,
+        keep=select("keep", keep, operators),
+        recompute=select("recompute", recompute, operators),
+    )
 
 
 def _find_layer(symbol: Symbol, name: object) -> int:
@@ -123,7 +137,7 @@ def _find_layer(symbol: Symbol, name: object) -> int:
     names = list(dict.fromkeys(text for _, text in operators))
     some = ", ".join(map(repr, names[len(names) // 2 :][:3]))
     hint = inputs.did_you_mean(name, names, f"give the name of one, such as {some}")
-    raise MemongerError(f"until={name!r} is no operator of the network{hint}")
+    raise UnmatchedError(f"until={name!r} is no operator of the network{hint}")
 
 
 def read_structure(symbol: Symbol) -> Json:
@@ -143,7 +157,8 @@ def read_mxnet_variables() -> dict[str, str]:
 
 def fingerprint(request: Request, options: Options) -> str:
     """Hash everything that a plan depends on."""
-    inputs_and_devices = request.spec, request.grad_req, str(request.ctx), request.until
+    inputs_and_devices = request.spec, request.grad_req, str(request.ctx)
+    chosen = request.until, request.keep.nodes, request.recompute.nodes
     structure, variables = read_structure(request.symbol), read_mxnet_variables()
-    parts = structure, variables, inputs_and_devices, astuple(options)
+    parts = structure, variables, inputs_and_devices, chosen, astuple(options)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

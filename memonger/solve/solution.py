@@ -14,11 +14,13 @@ import numpy as np
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, RECOMPUTED
 from memonger.graph.forward import no_collection
+from memonger.graph.operators.recompute import why_kept
 from memonger.planners.candidates import Candidate, Searched, not_dominated
 from memonger.planners.marks.rules import kept_summary
+from memonger.planners.marks.smallest import NO_PLAN
 from memonger.schedules.layouts import Refused
 from memonger.solve.memory import Memory
-from memonger.solve.options import Options
+from memonger.solve.options import EITHER, Options
 from memonger.solve.request import Request
 from memonger.solve.ways import (
     RUNGS,
@@ -30,8 +32,8 @@ from memonger.solve.ways import (
     run_searches,
     search_front,
 )
-from memonger.support.errors import MB, BudgetError, in_words
-from memonger.support.types import Symbol
+from memonger.support.errors import MB, BudgetError, MemongerError, in_words
+from memonger.support.types import Doubles, Symbol
 from memonger.support.versions import VERSION
 
 log = logging.getLogger("memonger")
@@ -39,6 +41,7 @@ log = logging.getLogger("memonger")
 LITTLE = 0.05  # of the memory: a plan that saves less is explained
 NEARLY = 1.1  # times a budget: what is estimated to take more is not looked at
 SLACK = 1e-9  # for rounding where work is compared
+ONE_MORE = 2.0  # the forward work of marks, at most: a pass, and another one
 NEVER = 2**62  # the limit with which a plan is taken that never is
 
 NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
@@ -65,9 +68,12 @@ def solve(request: Request, options: Options) -> Solution:
     """Search for the smallest plan, or for the fastest within the budget, and confirm it."""
     ways = make_ways(request, options)
     first = next(ways)
-    if options.budget is None:
-        return find_smallest(first)
-    return find_fastest(first, lambda: search_ways(chain([first], ways)))
+    everyone = chain([first], ways)
+    if options.budget is not None:
+        return find_fastest(first, lambda: search_ways(everyone))
+    if options.knee or options.slower_than is not None:
+        return _find_within_time(*search_ways(everyone))
+    return find_smallest(first) if options.how != EITHER else _find_better(everyone)
 
 
 def find_smallest(way: Way) -> Solution:
@@ -83,6 +89,34 @@ def find_smallest(way: Way) -> Solution:
                 solution = min(solution, other, key=lambda s: s.memory.device_bytes)
     costs = {**searched.costs, **solution.costs}
     return _advise(way, replace(solution, costs=costs, interrupted=searched.interrupted))
+
+
+def _find_better(ways: Iterable[Way]) -> Solution:
+    """Find the smaller of the plans by each way, which recompute at most one more forward pass."""
+    solutions: list[Solution] = []
+    try:
+        for way in ways:
+            if isinstance(way, Schedules):
+                way.options = replace(way.options, work=way.options.work or ONE_MORE)
+            with contextlib.suppress(Refused):
+                solutions.append(find_smallest(way))
+            if solutions and solutions[-1].interrupted:
+                break
+    except KeyboardInterrupt:
+        if not solutions:
+            raise
+        solutions[-1] = replace(solutions[-1], interrupted=True)
+    best = min(solutions, key=lambda solution: solution.memory.device_bytes)
+    costs = {name: nbytes for solution in solutions for name, nbytes in solution.costs.items()}
+    return replace(best, costs=costs, interrupted=solutions[-1].interrupted)
+
+
+def estimate_schedule(request: Request) -> int | None:
+    """Estimate what a schedule takes that does at most as much work as marks; None: it has none."""
+    try:
+        return Schedules(request, Options(how="schedule")).estimate_least(ONE_MORE)
+    except (MemongerError, KeyboardInterrupt):
+        return None
 
 
 def _confirm_first(way: Way, searched: Searched) -> Solution:
@@ -107,18 +141,69 @@ def _confirm_first(way: Way, searched: Searched) -> Solution:
 
 def find_fastest(way: Way, search: Callable[[], tuple[Plans, bool]]) -> Solution:
     """Find the fastest plan within the budget: none, or one of those that are searched for."""
-    if way.count_bytes(way.measure_unplanned()) <= way.find_limit():
+    if way.count_bytes(way.measure_unplanned()) <= way.find_limit() and not way.wished:
         log.info("the budget allows the network as it is, so nothing is recomputed")
         return _confirm(way, way.make_no_plan())
     plans, interrupted = search()
     try:
-        return _confirm_fastest(plans, interrupted)
+        solution = _confirm_fastest(plans, interrupted)
     except BudgetError:
         by_schedules = next((way for way, _ in plans if isinstance(way, Schedules)), None)
         if by_schedules is None:
             raise
         least = by_schedules.add_times(by_schedules.search_least(by_schedules.options.work))
-        return _confirm_fastest([*plans, (by_schedules, least.plans[0])], least.interrupted)
+        solution = _confirm_fastest([*plans, (by_schedules, least.plans[0])], least.interrupted)
+    most = way.options.slower_than
+    if most is None or _slowdown(solution.plan) <= most + SLACK:
+        return solution
+    within, limit = _find_within_time(plans, interrupted), format_bytes(way.find_limit())
+    takes, smallest = way.count_bytes(solution.memory), way.count_bytes(within.memory)
+    raise BudgetError(
+        f"no plan was found that takes at most {limit} and at most {most:g} times the time: the "
+        f"fastest within the memory takes {format_bytes(takes)} and {_slowdown(solution.plan):.3f} "
+        f"times the time, the smallest within the time {format_bytes(smallest)} and "
+        f"{_slowdown(within.plan):.3f} times; give more memory or more time",
+        takes,
+    )
+
+
+def _slowdown(plan: Candidate) -> float:
+    """Return the time of a step with a plan, as predicted, in steps without one."""
+    return 1 + (plan.added_time or 0.0)
+
+
+def _find_within_time(plans: Plans, interrupted: bool) -> Solution:
+    """Find the smallest plan within the limit of time, or the knee of the front."""
+    options = plans[0][0].options
+    most = math.inf if options.slower_than is None else options.slower_than + SLACK
+    allowed = [k for k, (_, plan) in enumerate(plans) if _slowdown(plan) <= most]
+    costs = np.array([(plan.pool_bytes, _slowdown(plan)) for _, plan in plans], dtype=np.float64)
+    distance = _distances_to_ideal(costs) if options.knee else costs[:, 0]
+    for k in sorted(allowed, key=distance.__getitem__):
+        way, plan = plans[k]
+        with contextlib.suppress(Refused):
+            solution = confirm_or_none(way, plan)
+            if _within_work(way, solution.memory) and not _is_larger(way, solution.memory):
+                return replace(solution, interrupted=interrupted)
+    if interrupted:
+        raise KeyboardInterrupt
+    _, fastest = plans[0]
+    raise BudgetError(
+        f"no plan was found that takes at most {options.slower_than:g} times the time; the fastest "
+        f"takes {_slowdown(fastest):.3f} times the time and {format_bytes(fastest.pool_bytes)}; "
+        "give more time",
+        fastest.pool_bytes,
+    )
+
+
+def _distances_to_ideal(costs: Doubles) -> Doubles:
+    """Return how far each of a front is from the ideal point, which has the least of both costs.
+
+    Both are scaled to [0, 1]. The nearest is the knee: beyond it, little of one buys much less of
+    the other (Zeleny 1973, "Compromise programming").
+    """
+    least, most = costs.min(axis=0), costs.max(axis=0)
+    return np.hypot(*((costs - least) / np.maximum(most - least, 1e-12)).T)
 
 
 def search_ways(ways: Iterable[Way]) -> tuple[Plans, bool]:
@@ -147,8 +232,9 @@ def _confirm_fastest(plans: Plans, interrupted: bool) -> Solution:
     Raises BudgetError if none does; KeyboardInterrupt if they are all that the user waited for.
     """
     first, last = plans[0][0], plans[-1][1]
-    limit, unplanned = first.find_limit(), first.measure_unplanned()
+    unplanned = first.measure_unplanned()
     whole = first.count_bytes(unplanned)
+    limit = min(first.find_limit(), whole)
     beside = whole - unplanned.pool_bytes
     of_pool = first.options.budget is not None and first.options.budget.of == "pool"
     predicted: dict[int, Memory] = {}  # by the number of a plan
@@ -256,7 +342,8 @@ def _advise(way: Way, solution: Solution) -> Solution:
             text = f"this plan needs more memory ({cost}) than the network as it is ({before})"
             warnings.append(f"{text}, which planner='smallest' never does")
     elif saved <= 0:
-        text = f"no plan costs less than the network as it is ({before}), so it is returned"
+        of = " that recomputes what recompute= names" if way.wished else ""
+        text = f"no plan{of} costs less than the network as it is ({before}), so it is returned"
         warnings.append(f"{text} unmarked: {_explain_little(way)}")
     elif holds_more:
         of_both = memory.taken, unplanned.taken
@@ -288,6 +375,34 @@ def describe_slowest(memory: Memory) -> str:
     share = f"{100 * flops[run].sum() / memory.forward_flops:.0f} % of the forward pass"
     first, last = (memory.graph.nodes[memory.graph.user_node(k)].name for k in run[[0, -1]])
     return f"{first!r} to {last!r}: {len(run)} operators, {share}, are recomputed together"
+
+
+def describe_unmet(way: Way, plan: Candidate) -> dict[str, str]:
+    """Describe of each operator that the user wants recomputed, and that is not, why."""
+    nodes, until = way.graph.nodes, way.request.until
+    heads, again = {x for x, _ in way.graph.heads}, plan.recomputed(len(nodes))
+    rules = way.build_rules().reasons
+    reasons = {}
+    for x in way.request.recompute.nodes:
+        if again[x]:
+            continue
+        rule = why_kept(nodes[x].op, nodes[x].attrs) or rules.get(x)
+        if x in way.request.keep.nodes:
+            reason = "keep= names it too"
+        elif until is not None and x >= until:
+            reason = f"it does not come before {nodes[until].name!r}"
+        elif x in heads:
+            reason = "it is an output of the network"
+        elif rule and not (plan.schedule and nodes[x].op == "Dropout"):
+            reason = rule
+        elif plan.origin == NO_PLAN:
+            reason = "no plan that does so takes less memory than none"
+        elif plan.schedule:
+            reason = "no gradient reads it, so it is not held"
+        else:
+            reason = "nothing in the backward pass reads it, or what reads it must find it as it is"
+        reasons[nodes[x].name] = reason
+    return dict(sorted(reasons.items()))
 
 
 def _explain_little(way: Way) -> str:

@@ -101,13 +101,15 @@ class _Network:
         self.training = self.trainings[0]  # with the gradients that the user wants
         self.no_marks = np.zeros(len(graph.nodes), dtype=np.bool_)
         until = len(graph.nodes) if request.until is None else request.until
-        self.is_before_until = np.arange(len(graph.nodes)) < until
+        #: The nodes that the user keeps, and those that are to be recomputed.
+        self.kept = sorted({*range(until, len(graph.nodes)), *request.keep.nodes})
+        self.wished = [i for i in request.recompute.nodes if i not in {*self.kept}]
 
     @once
     def build_rules(self) -> Rules:
         """Build the rules for marks."""
         kind = Rules if self.options.rules else NoRules
-        rules = kind(self.trainings, self.request.targets, self.request.until)
+        rules = kind(self.trainings, self.request.targets, self.kept, self.wished)
         reasons = [(self.graph.nodes[i].op, why) for i, why in rules.reasons.items()]
         if reasons and self.options.rules:
             log.info("kept by rule: %s", kept_summary(reasons))
@@ -219,7 +221,7 @@ class Marks(_Network):
             timed = price_plan(self.build_rules(), self._time_nodes, least.plans[0].plan)
             none = Candidate(unplanned.counted_bytes, 0.0, MarkPlan(self.no_marks))
             as_bound = replace(timed, pool_bytes=least.plans[0].pool_bytes)
-            searched = Searched([none, as_bound], least.interrupted)
+            searched = Searched([as_bound] if self.wished else [none, as_bound], least.interrupted)
         # Searches count bytes as MXNet does; elements really have other sizes.
         share = unplanned.planned.allocated_bytes / max(1, unplanned.planned.pool_bytes)
         step = self.time_operators().step or 1
@@ -264,7 +266,8 @@ class Original(Marks):
         interrupted, ntrial = False, self.options.ntrial
 
         def count_mb(mask: Bools) -> int:
-            mask = mask & self.is_before_until
+            mask = mask.copy()
+            mask[self.kept] = False
             trials.append((self.count_pool(mask) // MB, mask))
             progress(len(trials) / (3 + ntrial))
             return trials[-1][0]
@@ -295,7 +298,7 @@ class Schedules(_Network):
         super().__init__(request, options)
         training, nodes = self.training, self.graph.nodes
         tensors_of(training.graph)  # refuses what is sparse
-        self.workload = schedules.workload(training, request.until)
+        self.workload = schedules.workload(training, self.kept, self.wished)
         added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
         kind = request.device_type
         self.mkldnn = kind == ANY or kind != GPU and has_mkldnn(request.device)
@@ -356,6 +359,13 @@ class Schedules(_Network):
         way.options = replace(self.options, work=work, budget=None)
         return remember(way.search_smallest, "smallest", way.request, way.options, logging.DEBUG)
 
+    def estimate_least(self, work: float) -> int:
+        """Estimate the least memory with this limit of work, in bytes: of initial solutions."""
+        few = replace(trees.EFFORT, annealing=0)
+        return (
+            self._search(lambda search: [search.least_memory(work)], effort=few).plans[0].pool_bytes
+        )
+
     def _search_less_work(self, work: float | None) -> Searched:
         """Find the plans of least memory with less work than ``work``; the last is the smallest."""
         limits = [limit for limit in RUNGS if work is None or limit < work]
@@ -366,10 +376,11 @@ class Schedules(_Network):
         self,
         search: Callable[[trees.ScheduleSearch], Sequence[Candidate]],
         weights: Doubles | None = None,
+        effort: trees.Effort | None = None,
     ) -> Searched:
         """Search for schedules; KeyboardInterrupt before there is one that recomputes is raised."""
         with progress_bar() as progress:
-            effort = trees.EFFORT.times(self.choose_patience())
+            effort = effort or trees.EFFORT.times(self.choose_patience())
             tree = trees.ScheduleSearch(self.workload, effort, progress, weights, self.parts)
             plans = search(tree)
         if tree.interrupted and all(plan.origin == trees.NO_RECOMPUTATION for plan in plans):
@@ -423,7 +434,7 @@ def make_ways(request: Request, options: Options) -> Iterator[Way]:
 
 def search_front(way: Way, starts: Sequence[Candidate] = ()) -> Searched:
     """Search for the plans that no other beats in memory and time; marks also from ``starts``."""
-    options = replace(way.options, work=None, budget=None)
+    options = replace(way.options, work=None, budget=None, knee=False, slower_than=None)
     goal = "front", *[plan.key for plan in starts]
     search = (
         functools.partial(way.search_front, starts) if isinstance(way, Marks) else way.search_front

@@ -27,6 +27,10 @@ class TooLargeError(MemongerError):
     """Raised for a tensor with more elements than MXNet can count."""
 
 
+class UnmatchedError(MemongerError):
+    """Raised for a name or a pattern that no operator of the network has."""
+
+
 class BudgetError(MemongerError):
     """Raised for a memory budget that no plan keeps.
 

@@ -97,7 +97,6 @@ OF_DEVICE = {"budget": "60%", "budget_of": "device"}
 MISUSE: list[tuple[dict[str, Any], list[str]]] = [
     ({"how": "luck"}, ["(how)", "'luck'", "'schedule'", "'marks'"]),
     ({"how": np.array(["marks", "schedule"])}, ["unknown way"]),
-    ({"how": "auto"}, ["needs budget="]),
     ({"how": "schedule", "work": 0.5}, ["work=0.5", "give 1 or more"]),
     ({"how": "schedule", "work": "2"}, ["work must be a number", "'2'"]),
     ({"how": "schedule", "work": float("nan")}, ["work=nan"]),

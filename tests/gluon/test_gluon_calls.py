@@ -324,7 +324,6 @@ class Plain(gluon.Block):
         (lambda: plan(mlp(), patienc=2), "unknown option 'patienc'; did you mean 'patience'"),
         (lambda: plan(mlp(), patience=0), "patience=0 must be"),
         (lambda: plan(mlp(), how="marx"), "unknown way"),
-        (lambda: plan(mlp(), how="auto"), "needs budget="),
         (lambda: plan(mlp(), budget="6 potatoes"), "budget="),
         (lambda: plan(mlp(), grad_req="add"), "set it on the parameters"),
         (lambda: plan(mlp(), devices=2), "each device's part"),

@@ -50,7 +50,7 @@ def chain_of(steps: int) -> Steps:
     before = np.maximum(np.arange(-1, steps, dtype=np.int32), 0)  # the first reads a variable
     last, read = np.append(count[1:], -1).astype(np.int32), (before, count[:-1])
     flags = count == steps - 1, ~no, no
-    return Steps(*read, *read, last, count + 1, count[-1:], *flags, np.ones(steps))
+    return Steps(*read, *read, last, count + 1, count[-1:], *flags, np.ones(steps), flags[0][:0])
 
 
 def most_states(steps: int, operations: list[int]) -> int:

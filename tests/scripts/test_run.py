@@ -165,7 +165,6 @@ def test_a_budget_that_nothing_meets_ends_the_script_in_one_line(tmp_path: Path)
     [
         (["--budget", "6 gallons", "script.py"], "budget='6 gallons': unknown unit"),
         (["--work", "0.5", "script.py"], "work=0.5 is less than one forward pass"),
-        (["--how", "auto", "script.py"], "how='auto' needs budget="),
         (["--report", "no/folder/page.html", "script.py"], "there is no folder"),
         (["--hew", "marks", "script.py"], "unrecognized arguments|required"),
         ([], "required: script"),

@@ -51,18 +51,20 @@ class Rules:
     """The rules for one network, wherever of the ``targets`` it is trained.
 
     ``trainings`` holds one training graph for each way in which it may be trained (with gradients
-    of all arguments, with those of its parameters alone); the rules hold for all of them. Nodes
-    from ``until`` on are kept. ``insertion`` are the kept copies in the network, if it has any.
+    of all arguments, with those of its parameters alone); the rules hold for all of them. The user
+    keeps the nodes ``kept`` and wants ``wished`` to be recomputed where the rules allow it.
+    ``insertion`` are the kept copies in the network, if it has any.
     """
 
     def __init__(
         self,
         trainings: Sequence[TrainingGraph],
         targets: frozenset[str] = ANYWHERE,
-        until: int | None = None,
+        kept: Sequence[int] = (),
+        wished: Sequence[int] = (),
         insertion: Insertion | None = None,
     ) -> None:
-        self.trainings, self.targets, self.until = trainings, targets, until
+        self.trainings, self.targets, self.kept = trainings, targets, kept
         self.graph: ForwardGraph = trainings[0].graph
         self.insertion = insertion or insert([node.name for node in self.graph.nodes])
         self._with_copies: Latest[Rules] = Latest(1)
@@ -71,8 +73,10 @@ class Rules:
         #: Of each node whether it may be recomputed.
         self.allowed = np.zeros(len(self.graph.nodes), dtype=np.bool_)
         self.allowed[[i for i in self.graph.operators if i not in self.reasons]] = True
-        if until is not None:
-            self.allowed[until:] = False
+        self.allowed[list(kept)] = False
+        #: Of each node whether every plan recomputes it; nodes that MXNet merges share a mark.
+        same = np.array(trainings[0].same, dtype=np.int64)
+        self.wished = np.isin(same, same[list(wished)])
         #: Whether memory is counted with pointwise fusion: where it is on, on GPUs alone.
         self.fuses = fuses(targets)
         # Networks whose layouts a plan can change get no copies, so that there are none to watch.
@@ -94,8 +98,9 @@ class Rules:
         index = insertion.new_index
         wanted = [[index[a] for a in training.wanted] for training in self.trainings]
         trainings = training_graphs(graph, wanted, self.trainings[0].settings)
-        until = None if self.until is None else index[self.until]
-        rules = type(self)(trainings, self.targets, until, insertion)
+        kept = [k for i in self.kept for k in insertion.places_of(i)]
+        wished = [index[i] for i in np.flatnonzero(self.wished)]
+        rules = type(self)(trainings, self.targets, kept, wished, insertion)
         return rules if self.fuses else rules.unfused()
 
     @property
@@ -173,8 +178,11 @@ class Rules:
         return (replay_fused if self.fuses else replay)(self.trainings[0], mask)
 
     def apply(self, mask: Bools) -> Bools:
-        """Return the part of a plan that is right: a copy of ``mask`` with less recomputed."""
-        mask = np.array(mask, dtype=np.bool_)
+        """Return the part of a plan that is right: a copy of ``mask`` with what is wished.
+
+        Nothing else is recomputed that is not in ``mask``.
+        """
+        mask = np.array(mask, dtype=np.bool_) | self.wished
         while True:
             before = mask.sum()
             for arrays in self.arrays:

@@ -17,6 +17,8 @@ static Bools mask_without_rules(Memory *memory, const Space *s, Int8s state)
     for (int64_t i = 0; i < n; i++)
         if (nodes[i] != AS_CUTS)
             mask[i] = nodes[i] == RECOMPUTED;
+    for (int64_t i = 0; i < n; i++)
+        mask[i] |= s->wished.at[i];
     for (int64_t k = 0; k < s->copied.count; k++) {
         int64_t node = s->copied.at[k];
         if (!mask[node]) /* an identity of what is saved itself costs nothing */

@@ -16,6 +16,7 @@ typedef struct {
     Int64s after;            /* of each cut the node before it */
     Int64s keep_start, keep; /* the nodes that each cut saves */
     Int64s flippable;        /* nodes that may change by themselves */
+    Bools wished;            /* whether a node is recomputed by every plan */
     Doubles seconds;         /* of each node when it is recomputed */
     Bools costly;            /* whether that is much for its bytes */
     Int64s copied, copies;   /* nodes with saved identities, and those identities */

@@ -197,7 +197,7 @@ class MarkSearch:
     def _space(self) -> Space:
         rules = self.rules
         elements = np.array([max(t.elements for t in ts) for ts in rules.graph.tensors])
-        allowed, flippable = rules.allowed.copy(), rules.allowed.copy()
+        allowed, flippable = rules.allowed.copy(), rules.allowed & ~rules.wished
         flippable &= elements >= elements[rules.allowed].max(initial=0) * self.effort.small
         for copy in self.copies:
             node, identity = self.insertion.new_index[copy.node], self.insertion.index_of(copy)
@@ -210,6 +210,7 @@ class MarkSearch:
             np.cumsum([0] + [len(cut.keep) for cut in self.cuts]),
             np.array([i for cut in self.cuts for i in cut.keep], dtype=np.int64),
             np.flatnonzero(flippable),
+            rules.wished,
             *recomputation_times(self.times(rules), self.insertion),
         )
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
 NO_PLAN = "no plan"
+WISHED = "what recompute= names"  # and nothing else
 UNFUSED_SHARE = 0.4  # of the time of a search with fusion: what the one without takes
 
 Times = Callable[[Rules], NodeTimes]
@@ -131,16 +132,20 @@ def _original(hints: Mapping[int, str], cost: Cost, rules: Rules, ntrial: int) -
 def _cheapest(
     rules: Rules, cost: Cost, searches: Mapping[str, Callable[[], Candidate]]
 ) -> Searched:
-    """Return the cheapest of no plan and of the searches, made in turn until the user ends them."""
-    nothing = np.zeros(len(rules.graph.nodes), dtype=np.bool_)
-    plans = {NO_PLAN: Candidate(cost(nothing), 0.0, MarkPlan(nothing), NO_PLAN)}
-    interrupted = False
+    """Return the cheapest of no plan and of the searches, made in turn until the user ends them.
+
+    In place of no plan there is what is wished, if anything is.
+    """
+    least_mask = rules.apply(np.zeros(len(rules.graph.nodes), dtype=np.bool_))
+    name = WISHED if least_mask.any() else NO_PLAN
+    first = Candidate(cost(least_mask), 0.0, MarkPlan(least_mask), name)
+    plans, interrupted = {name: first}, False
     try:
         for name, search in searches.items():
             plans[name] = replace(search(), origin=name)
     except KeyboardInterrupt:
         interrupted = True
-        if all(plan.pool_bytes >= plans[NO_PLAN].pool_bytes for plan in plans.values()):
+        if all(plan.pool_bytes >= first.pool_bytes for plan in plans.values()):
             raise
     least = min(plans.values(), key=lambda plan: plan.pool_bytes)  # of equals the first
     costs = {name: plan.pool_bytes for name, plan in plans.items()}

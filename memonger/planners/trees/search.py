@@ -32,7 +32,7 @@ from memonger.planners.trees.price import Limits, make_problem, positions_of_nod
 from memonger.planners.trees.tree_dp import InitialTrees
 from memonger.planners.trees.trees import LEAF, MOST_NODES
 from memonger.schedules.expand import make_parts
-from memonger.schedules.schedule import Schedule, Workload, plain
+from memonger.schedules.schedule import Schedule, Workload
 from memonger.schedules.training_step import Parts
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
@@ -196,8 +196,9 @@ class ScheduleSearch:
         return passes, passes * self.one_pass
 
     def _with_plain(self, others: Sequence[tuple[str, Schedule]]) -> list[Candidate]:
-        """Evaluate the schedule without recomputation, and then others."""
-        schedules = [(NO_RECOMPUTATION, plain(self.workload)), *others]
+        """Evaluate the schedule that recomputes nothing but what is wished, and then others."""
+        undivided = self.schedule(np.array([[LEAF, 0]], dtype=np.int32))
+        schedules = [(NO_RECOMPUTATION, undivided), *others]
         return [self.evaluate(schedule, name) for name, schedule in schedules]
 
     def _within(self, most_work: float) -> list[Candidate]:

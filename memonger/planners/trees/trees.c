@@ -186,6 +186,51 @@ static void make_room(Memory *memory, Making *m, int64_t more)
     m->operations = longer;
 }
 
+/* Runs an operator again that is wished to be where an operation reads it as it ran in the forward
+ * pass: a gradient, or an operator that runs again. So nothing holds its result between. */
+static void run_wished(Memory *memory, Making *m)
+{
+    const Steps *s = m->s;
+    int64_t n = s->last.count, count = m->count, first, mark = m->mark += n + 1;
+    const int32_t *old = m->operations;
+    bool *has_run = ZEROS(memory, bool, n), *is_stale = ZEROS(memory, bool, n);
+    m->operations = NEW(memory, int32_t, m->room = count + n);
+    m->count = 0;
+    for (int64_t k = 0; k < count; k++) {
+        int32_t i = old[k], reader = i < 0 ? ~i : i;
+        if (i >= 0 && !has_run[i]) {
+            has_run[i] = true;
+            is_stale[i] = s->wished.at[i];
+            m->operations[m->count++] = i;
+            continue;
+        }
+        const Int32s *start = i < 0 ? &s->want_start : &s->read_start;
+        const Int32s *items = i < 0 ? &s->want : &s->read;
+        int64_t next = first = m->count;
+        while (true) {
+            for (int32_t q = start->at[reader]; q < start->at[reader + 1]; q++) {
+                int32_t j = items->at[q];
+                if (is_stale[j] && m->wanted[j] < mark) {
+                    m->wanted[j] = mark;
+                    m->operations[m->count++] = j;
+                }
+            }
+            if (next == m->count)
+                break;
+            reader = m->operations[next++];
+            start = &s->read_start, items = &s->read;
+        }
+        qsort(m->operations + first, (size_t)(m->count - first), sizeof(int32_t), by_position);
+        for (int64_t q = first; q < m->count; q++) {
+            is_stale[m->operations[q]] = false;
+            m->work += s->work.at[m->operations[q]];
+        }
+        m->operations[m->count++] = i;
+        if (i >= 0)
+            is_stale[i] = false;
+    }
+}
+
 double unroll(
     Memory *memory, const Steps *s, Int32s tree_array, double most_work, int64_t most_operations,
     Int32s *operations)
@@ -245,6 +290,8 @@ double unroll(
             is_backward = true;
         }
     }
+    if (s->wished.count)
+        run_wished(&own, &m);
     *operations = (Int32s){NEW(memory, int32_t, m.count), m.count};
     COPY(operations->at, m.operations, m.count);
     give_back(&own, (Memory){0});

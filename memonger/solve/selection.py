@@ -1,0 +1,110 @@
+"""Choose operators of a network by name, by kind, or by a function of each (keep=, recompute=)."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from typing import Callable, Iterable, Mapping, NamedTuple, Union
+
+from memonger.graph.inputs import InputSpec
+from memonger.graph.operators.tensors import Attributes, Shape
+from memonger.graph.read import forward_graph, read_nodes
+from memonger.support.errors import MemongerError, UnmatchedError
+from memonger.support.types import Symbol
+
+NEAREST = 3  # names that are shown where a pattern matches none
+KIND, OR = "::", "|"  # what follows the first is a pattern of operators; the second parts patterns
+
+
+class Operator(NamedTuple):
+    """An operator of a network, as a function sees it that chooses operators."""
+
+    name: str
+    op: str  # its kind, such as 'Activation'
+    attrs: Attributes  # its parameters, as text
+    shapes: tuple[Shape, ...] = ()  # of its outputs
+    nbytes: int = 0  # of these
+
+
+Operators = Mapping[int, Operator]  # by node
+Selector = Union[str, Callable[[Operator], object], Iterable[object]]
+
+
+class Selection(NamedTuple):
+    """The operators that an option names."""
+
+    patterns: tuple[str, ...] = ()  # and the names of the operators that a function chose
+    nodes: tuple[int, ...] = ()  # in execution order
+
+
+def read_operators(symbol: Symbol, spec: InputSpec, *selectors: object) -> Operators:
+    """Read the operators of a network for `select`, with shapes if one selector is a function."""
+    items = [item for selector in selectors for item in _list(selector)]
+    if not items:
+        return {}
+    if not any(map(callable, items)):
+        nodes = enumerate(read_nodes(symbol))
+        return {i: Operator(n.name, n.op, n.attrs) for i, n in nodes if not n.is_variable}
+    graph, operators = forward_graph(symbol, spec), {}
+    for i in graph.operators:
+        node, tensors = graph.nodes[i], graph.shown_tensors(i)
+        shapes, nbytes = tuple(t.shape for t in tensors), sum(t.nbytes for t in tensors)
+        operators[i] = Operator(node.name, node.op, node.attrs, shapes, nbytes)
+    return operators
+
+
+def select(option: str, selector: object, operators: Operators) -> Selection:
+    """Find the operators that an option selects: by pattern, function, or a list of these.
+
+    Raises
+    ------
+    UnmatchedError
+        If a pattern matches nothing.
+    MemongerError
+        If it is none of these.
+    """
+    patterns: dict[str, None] = {}
+    chosen: set[int] = set()
+    for item in _list(selector):
+        if callable(item):
+            matches = [i for i, operator in operators.items() if item(operator)]
+            patterns.update(dict.fromkeys(operators[i].name for i in matches))
+        elif isinstance(item, str):
+            matches = _match(option, item, operators)
+            patterns[item] = None
+        else:
+            forms = "a pattern such as 'stage4_*' or '::Activation', a function, or a list of these"
+            raise MemongerError(f"{option}={item!r} cannot be read; give {forms}")
+        chosen.update(matches)
+    return Selection(tuple(patterns), tuple(sorted(chosen)))
+
+
+def _list(selector: object) -> list[object]:
+    if selector is None:
+        return []
+    return [*selector] if isinstance(selector, (list, tuple)) else [selector]
+
+
+def _match(option: str, pattern: str, operators: Operators) -> list[int]:
+    """Find the operators that have this name, or else that fit this pattern."""
+    exact = [i for i, operator in operators.items() if operator.name == pattern]
+    if exact:
+        return exact
+    names, _, ops = pattern.rpartition(KIND) if KIND in pattern else (pattern, "", "")
+    named = {i: operator for i, operator in operators.items() if _fits(operator.name, names)}
+    matches = [i for i, operator in named.items() if _fits(operator.op, ops)]
+    if not matches:
+        part, choices = names, [operator.name for operator in operators.values()]
+        if named:
+            part, choices = ops, [operator.op for operator in operators.values()]
+        stem = part.replace("*", "").replace("?", "")
+        nearest = difflib.get_close_matches(stem, dict.fromkeys(choices), n=NEAREST, cutoff=0.0)
+        some = ", ".join(map(repr, nearest)) or "none: it has no operators"
+        text = f"{option}={pattern!r} matches no operator of the network; the nearest are {some}"
+        raise UnmatchedError(text)
+    return matches
+
+
+def _fits(text: str, pattern: str) -> bool:
+    """Tell whether a text fits one of the patterns between bars; all fit an empty pattern."""
+    return not pattern or any(fnmatch.fnmatchcase(text, one) for one in pattern.split(OR))

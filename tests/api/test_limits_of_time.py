@@ -1,0 +1,149 @@
+"""Limits of time (``slower_than=``), the knee of the front, and the better of the two ways."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import memonger
+import mxnet as mx
+import networks
+import numpy as np
+import pytest
+from blocks import Transformer, initialized
+
+from planned import HOWS, assert_alike
+
+pytestmark = pytest.mark.usefixtures("a_device")
+
+WAYS = ("marks", "schedule", "auto")
+NETWORK = networks.resnet_v2((1, 1, 1, 1), batch=2, image=64, filters=16)
+
+
+def points(how: str) -> list[tuple[int, float]]:
+    """Return memory and time of all plans that no other beats, the fastest first."""
+    plans = memonger.frontier(*NETWORK, how=how, points=1000)
+    return [(plan.pool_bytes, plan.added_time or 0.0) for plan in plans]
+
+
+def point(**options: Any) -> tuple[int, float]:
+    plan = memonger.plan(*NETWORK, **options)
+    return plan.pool_bytes, plan.added_time or 0.0
+
+
+@pytest.mark.one_plan
+@pytest.mark.parametrize("how", WAYS)
+def test_the_knee_is_nearest_to_the_least_of_both(how: str) -> None:
+    front = np.array(points(how))
+    scaled = (front - front.min(axis=0)) / np.ptp(front, axis=0)
+    nearest = front[np.argmin(np.hypot(*scaled.T))].tolist()
+    # The search counts bytes a little otherwise than what is bound.
+    assert list(point(how=how, budget="knee")) == pytest.approx(nearest, rel=0.1)
+    assert 0 < nearest[1] and nearest[0] < front[0][0]
+
+
+@pytest.mark.one_plan
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("slower_than", [1, 1.1])
+def test_the_smallest_plan_within_a_time_is_taken(how: str, slower_than: float) -> None:
+    within = [pair for pair in points(how) if 1 + pair[1] <= slower_than + 1e-9]
+    pool_bytes, time = point(how=how, slower_than=slower_than)
+    assert 1 + time <= slower_than + 1e-9
+    assert pool_bytes <= min(within)[0] * 1.01
+    knee = point(how=how, slower_than=slower_than, budget="knee")
+    assert knee[0] >= pool_bytes and 1 + knee[1] <= slower_than + 1e-9
+
+
+@pytest.mark.one_plan
+@pytest.mark.parametrize("how", WAYS)
+def test_a_budget_and_a_time_hold_both_or_name_both(how: str) -> None:
+    by_budget = point(how=how, budget="60%")
+    assert point(how=how, budget="60%", slower_than=1 + by_budget[1]) == by_budget
+    with pytest.raises(memonger.BudgetError) as raised:
+        memonger.plan(*NETWORK, how=how, budget="60%", slower_than=1 + by_budget[1] / 2)
+    within = point(how=how, slower_than=1 + by_budget[1] / 2)
+    for nbytes, time in (by_budget, within):
+        assert f"{nbytes} bytes" in str(raised.value)
+        assert f"{1 + time:.3f} times" in str(raised.value)
+    assert raised.value.least_bytes == by_budget[0]
+
+
+def test_what_is_wished_takes_its_time() -> None:
+    with pytest.raises(memonger.BudgetError, match="at most 1.001 times the time; the fastest"):
+        memonger.plan(*NETWORK, recompute="::Convolution", slower_than=1.001)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"slower_than": 0.9}, "slower_than=0.9 is less than the time without a plan"),
+        ({"slower_than": "fast"}, "slower_than"),
+        ({"slower_than": math.nan}, "slower_than"),
+        ({"slower_than": 1.2, "planner": "chen2016"}, "slower_than takes neither"),
+        ({"how": "auto", "rules": False}, "how='auto' takes neither"),
+        ({"budget": "knee", "budget_of": "device"}, "budget='knee' bounds no bytes"),
+        ({"budget": "knees"}, "or 'knee'"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(options: Any, words: str) -> None:
+    with pytest.raises(memonger.MemongerError, match=words):
+        memonger.plan(*NETWORK, **options)
+    with pytest.raises(memonger.MemongerError, match="needs a budget in bytes"):
+        memonger.largest_batch(NETWORK[0], {"data": (None, 3, 64, 64)}, budget="knee")
+
+
+@pytest.mark.one_plan
+def test_the_better_way_needs_less_of_the_device_for_one_more_pass() -> None:
+    symbol, shapes = NETWORK
+    either = memonger.plan(symbol, shapes, how="auto")
+    both = [memonger.plan(symbol, shapes, **options) for options in HOWS.values()]
+    assert either.device_bytes == min(plan.device_bytes for plan in both)
+    assert either.schedule is not None and either.recomputed_flops <= 1 + 1e-9
+    assert {"no plan", "searched cuts", "searched schedule"} <= {*either.candidates}
+    assert_alike(symbol, either.symbol, {"data": (2, 3, 32, 32)})
+
+
+def test_a_schedule_that_saves_much_more_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "memonger")
+    symbol, shapes = NETWORK
+    memonger.search_plan(symbol, shapes=shapes)
+    assert "a schedule would take about" in caplog.text
+    caplog.clear()
+    memonger.search_plan(symbol, how="schedule", shapes=shapes)
+    x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4)
+    memonger.search_plan(mx.sym.SoftmaxOutput(x), data=(4, 4))
+    assert "would take about" not in caplog.text
+
+
+def test_gluon_takes_the_better_way() -> None:
+    net = initialized(Transformer(prefix="net_"))
+    memonger.gluon.plan(net, data0=(4, 16), data1=(4,))
+    assert memonger.gluon.plan_of(net).schedule is not None
+
+
+def test_the_command_takes_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from memonger.cli import main
+
+    file, shape = str(tmp_path / "net-symbol.json"), "data=2,3,64,64"
+    NETWORK[0].save(file)
+    for words, options in (
+        (["--slower-than", "1.1"], {"slower_than": 1.1}),
+        (["--budget", "knee", "--how", "schedule"], {"budget": "knee", "how": "schedule"}),
+    ):
+        assert main(["plan", file, "--shape", shape, "--json", *words]) == 0
+        figures = json.loads(capsys.readouterr().out)
+        assert (figures["pool_bytes"], figures["added_time"]) == point(**options)
+
+
+@pytest.mark.slow
+def test_a_page_of_the_knee(tmp_path: Path) -> None:
+    from memonger.cli import main
+
+    file, page = str(tmp_path / "net-symbol.json"), tmp_path / "page.html"
+    NETWORK[0].save(file)
+    words = ["--budget", "knee", "--slower-than", "1.2", "-o", str(page)]
+    assert main(["report", file, "--shape", "data=2,3,64,64", *words]) == 0
+    assert page.exists()
