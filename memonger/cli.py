@@ -16,6 +16,7 @@ import os
 import re
 import sys
 from argparse import ArgumentParser, Namespace
+from itertools import combinations
 from typing import Any, Callable, NoReturn, Sequence
 
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
@@ -106,15 +107,17 @@ def _check_places(options: Namespace) -> None:
         from memonger.api.plot import check_picture
 
         check_picture(options.plot)
+    if options.lifetimes is not None:
+        files.check_writable(options.lifetimes)
     page = options.output if options.run is _report else options.report
     if page is not None:
         from memonger.api.report import check_report
 
         check_report(page)
-    for name in ("plot", "report"):
-        file = getattr(options, name)
-        if file is not None and os.path.realpath(file) == os.path.realpath(options.output or ""):
-            raise MemongerError(f"--output and --{name} are the same file, {file!r}")
+    places = {name: getattr(options, name) for name in FILES if getattr(options, name) is not None}
+    for (one, file), (other, same) in combinations(places.items(), 2):
+        if os.path.realpath(file) == os.path.realpath(same):
+            raise MemongerError(f"--{one} and --{other} are the same file, {same!r}")
 
 
 def _plan(network: Symbol, options: Namespace) -> int:
@@ -134,7 +137,7 @@ def _plan(network: Symbol, options: Namespace) -> int:
     finally:
         text, data = str(plan), _as_data(plan)
         if report is not None:
-            text, data["check"] = f"{plan}\n{'check':10} {report}", _as_data(report)
+            text, data["check"] = f"{text}\n{'check':10} {report}", _as_data(report)
         _deliver(options, text, plan, data)
     return OK if report is None or report else NO
 
@@ -169,6 +172,8 @@ def _report(network: Symbol, options: Namespace) -> int:
     limit = {k: v for k, v in keywords.items() if k in LIMIT and v != "knee"}
     try:
         plan.report(options.output, others=others, network=options.network, **limit)
+        if options.lifetimes is not None:
+            plan.lifetimes(options.lifetimes)
     finally:
         print(json.dumps(_as_data(plan), indent=2) if options.json else plan)
     return OK
@@ -197,12 +202,16 @@ def _cost(network: Symbol, options: Namespace) -> int:
 
 def _explain(network: Symbol, options: Namespace) -> int:
     """Tell what makes up the memory of a network, or of a plan."""
+    explanation: memonger.PlanExplanation | memonger.Explanation
     if options.plan:
-        return _deliver(options, memonger.plan(network, **_keywords(options)).explain())
-    for name in PLANNING:
-        if name in vars(options):
-            raise MemongerError(f"--{name.replace('_', '-')} is for a plan; give --plan too")
-    return _deliver(options, memonger.explain(network, **_keywords(options)))
+        explanation = memonger.plan(network, **_keywords(options)).explain()
+    else:
+        for name in PLANNING:
+            if name in vars(options):
+                raise MemongerError(f"--{name.replace('_', '-')} is for a plan; give --plan too")
+        explanation = memonger.explain(network, **_keywords(options))
+    text = explanation.details() if options.details else str(explanation)
+    return _deliver(options, text, data=_as_data(explanation))
 
 
 def _check(network: Symbol, options: Namespace) -> int:
@@ -247,6 +256,8 @@ def _deliver(  # type: ignore[misc]  # a Frontier has no schedule, and its verb 
             files.write(options.output, json_of(plan.symbol).encode())
         if options.plot is not None:
             plan.plot(options.plot)
+        if options.lifetimes is not None:
+            plan.lifetimes(options.lifetimes)
     except KeyboardInterrupt:
         raise MemongerError("interrupted before all was written") from None
     finally:
@@ -322,13 +333,16 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "output": (str, "FILE", "write the planned network (report: the page)"),
     "plot": (str, "FILE", "draw memory over the step (frontier: against time)"),
     "report": (str, "FILE", "write a page of the plan, and of samples a second against batch"),
+    "lifetimes": (str, "FILE", "write when tensors are alive and where they lie, as CSV"),
     "check": (bool, None, "train the network and its plan on the device and compare them"),
-    "plan": (bool, None, "plan it, and tell of each tensor why it is kept"),
+    "plan": (bool, None, "plan it, and tell of tensors why they are kept"),
+    "details": (bool, None, "tell of each tensor, not of groups"),
     "or_plain": (bool, None, "train without a plan where none fits the budget, not stop"),
     "no_cache": (bool, None, "keep no plans for the next start, and take none"),
 }
 FLAGS = {"shapes": ["--shape"], "type_dict": ["--type"], "output": ["-o", "--output"]}
-SWITCHES, FILES = ("json", "verbose", "check", "plan"), ("output", "plot", "report")
+SWITCHES = ("json", "verbose", "check", "plan", "details")
+FILES = ("output", "plot", "report", "lifetimes")
 SCRIPTS = ("or_plain", "no_cache")
 KEYWORDS = OPTIONS.keys() - {*SWITCHES, *FILES, *SCRIPTS}  # of the package's functions
 
@@ -341,12 +355,12 @@ ENABLING = (*PLANNING, "report", "check", *SCRIPTS)  # options of ``run``
 
 #: The function of each verb, and its options beside those that all have.
 VERBS: dict[str, tuple[Callable[[Symbol, Namespace], int], tuple[str, ...]]] = {
-    "plan": (_plan, ("devices", *PLANNING, "output", "plot", "check")),
+    "plan": (_plan, ("devices", *PLANNING, "output", "plot", "lifetimes", "check")),
     "frontier": (_frontier, ("devices", *SEARCH, *NAMING, "how", "points", "plot")),
-    "report": (_report, ("devices", *PLANNING, "points", "output")),
-    "batch": (_batch, (*BUDGET, "output", "report")),
+    "report": (_report, ("devices", *PLANNING, "points", "output", "lifetimes")),
+    "batch": (_batch, (*BUDGET, "output", "report", "lifetimes")),
     "cost": (_cost, ("devices",)),
-    "explain": (_explain, ("devices", *PLANNING, "plan")),
+    "explain": (_explain, ("devices", *PLANNING, "plan", "details")),
     "check": (_check, ("steps",)),
 }
 NET = "net-symbol.json --shape data=32,3,224,224"

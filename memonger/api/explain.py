@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple
 
 import numpy as np
 
+from memonger.api.groups import Group, Member, find_groups
 from memonger.costs.lower_bound import find_lower_bound
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.operators.recompute import why_kept
@@ -20,7 +21,7 @@ from memonger.support.types import Symbol
 if TYPE_CHECKING:
     from memonger.api.plan import Plan
 
-SHOWN = 12  # tensors of the peak that are printed
+SHOWN = 12  # groups of the peak that are printed
 KINDS = {FORWARD: "result", RECOMPUTED: "recomputed", BACKWARD: "gradient"}
 
 
@@ -34,6 +35,7 @@ class Alive(NamedTuple):
     kind: str  # 'result', 'recomputed' or 'gradient'
     nbytes: int
     rule: str  # why its operator must not be recomputed; empty if it may be
+    shape: tuple[int, ...]
 
 
 class Explanation(NamedTuple):
@@ -74,9 +76,29 @@ class Explanation(NamedTuple):
         text += f", beside {in_words(over)} that cannot be recomputed" if over else ""
         return text + (f"; {in_words(ruled)} of the peak must not be recomputed" if ruled else "")
 
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The tensors that play one part in repeated parts of the network, the largest first."""
+        members = [Member(t.name, t.op, t.shape, t.nbytes, t.kind, t.rule) for t in self.tensors]
+        return find_groups(members)
+
     def __str__(self) -> str:
+        groups = self.groups
+        rows = [(g.nbytes, g.choice, str(g), g.why) for g in groups[:SHOWN]]
+        rest = groups[SHOWN:]
+        tensors, nbytes = sum(len(g.members) for g in rest), sum(g.nbytes for g in rest)
+        more = [f"{in_words(nbytes):>10}  in {tensors} more tensors"] if rest else []
+        return "\n".join([*self._table(rows), *more])
+
+    def details(self) -> str:
+        """Write the same with each tensor on a line of its own."""
+        tensors = self.tensors
+        rows = [(t.nbytes, t.kind, f"{t.op:20}  {t.name}", t.rule) for t in tensors]
+        return "\n".join(self._table(rows))
+
+    def _table(self, rows: Iterable[tuple[int, str, str, str]]) -> list[str]:
         if not self.tensors and not self.pool_bytes:
-            return NO_OPERATORS
+            return [NO_OPERATORS]
         lines = [
             "pool       " + in_words(self.pool_bytes),
             f"peak       {in_words(self.peak_bytes)} alive at once, in {self.peak}",
@@ -88,14 +110,11 @@ class Explanation(NamedTuple):
             share = f"{100 * sum(chosen) / max(1, self.peak_bytes):.0f} %"
             text = f"{in_words(sum(chosen))} of the peak ({share}), {len(chosen)} tensors"
             lines += [f"{title:10} {text}"] if chosen else []
-        lines += ["", f"{'memory':>10}  {'kind':14}  {'operator':20}  of"]
-        for t in self.tensors[:SHOWN]:
-            row = f"{in_words(t.nbytes):>10}  {t.kind:14}  {t.op:20}  {t.name}"
-            lines.append(row + (f" (never recomputed: {t.rule})" if t.rule else ""))
-        rest = [t.nbytes for t in self.tensors[SHOWN:]]
-        if rest:
-            lines.append(f"{in_words(sum(rest)):>10}  in {len(rest)} more")
-        return "\n".join(lines)
+        lines += ["", f"{'memory':>10}  {'kind':10}  of"]
+        for nbytes, kind, text, rule in rows:
+            row = f"{in_words(nbytes):>10}  {kind:10}  {text}"
+            lines.append(row + (f" (never recomputed: {rule})" if rule else ""))
+        return lines
 
 
 def explain(
@@ -143,7 +162,8 @@ def explain(
         phase = int(step.phases[row])
         rule = why_kept(op, nodes[x].attrs) if x >= 0 and phase == FORWARD else None
         name += f"[{output}]" if output else ""
-        tensors.append(Alive(name, op, KINDS[phase], int(line.nbytes[k]), rule or ""))
+        shape = step.signatures[row].tensors[output].shape
+        tensors.append(Alive(name, op, KINDS[phase], int(line.nbytes[k]), rule or "", shape))
     tensors.sort(key=lambda t: -t.nbytes)
     floor = find_lower_bound(memory.training)
     return Explanation(
@@ -170,6 +190,7 @@ class Choice(NamedTuple):
     times: int  # how often its operator runs in a training step
     why: str  # it is kept, in a word (see ``docs/choosing-a-planner.md``); empty if it is not
     reason: str  # the same in a sentence
+    shape: tuple[int, ...]
 
 
 class PlanExplanation(NamedTuple):
@@ -177,15 +198,35 @@ class PlanExplanation(NamedTuple):
 
     tensors: tuple[Choice, ...]
 
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The tensors that play one part in repeated parts of the network, the largest first."""
+        members = [Member(t.name, t.op, t.shape, t.nbytes, t.choice, t.why) for t in self.tensors]
+        return find_groups(members)
+
     def __str__(self) -> str:
+        rows = []
+        for g in self.groups:
+            reasons = {self.tensors[k].reason for k in g.members}
+            reason = reasons.pop() if len(reasons) == 1 else ""
+            rows.append((g.choice, g.nbytes, g.why, str(g), reason))
+        return self._table("tensors", rows)
+
+    def details(self) -> str:
+        """Write the same with each tensor on a line of its own, in execution order."""
+        tensors = self.tensors
+        rows = [(t.choice, t.nbytes, t.why, f"{t.op:20} {t.name}", t.reason) for t in tensors]
+        return self._table(f"{'operator':20} tensor", rows)
+
+    def _table(self, of: str, rows: Iterable[tuple[str, int, str, str, str]]) -> str:
         lines = []
         for choice in ("kept", "recomputed", "freed"):
             chosen = [t.nbytes for t in self.tensors if t.choice == choice]
             lines.append(f"{choice:10} {sum(chosen) / MB:10.1f} MB in {len(chosen)} tensors")
-        lines += ["", f"{'':10} {'MB':>10}  {'why':9} {'operator':20} tensor"]
-        for t in self.tensors:
-            line = f"{t.choice:10} {t.nbytes / MB:10.2f}  {t.why:9} {t.op:20} {t.name}"
-            lines.append(line + (": " + t.reason if t.reason else ""))
+        lines += ["", f"{'':10} {'MB':>10}  {'why':9} {of}"]
+        for choice, nbytes, why, text, reason in rows:
+            line = f"{choice:10} {nbytes / MB:10.2f}  {why:9} {text}"
+            lines.append(line + (": " + reason if reason else ""))
         return "\n".join(lines)
 
 
@@ -237,9 +278,9 @@ def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
         if line.start[k] <= border < line.stop[k]:
             choice, (why, reason) = "kept", why_of(k, x, output)
         name = nodes[x].name + (f"[{output}]" if output else "")
-        tensors.append(
-            Choice(name, nodes[x].op, int(line.nbytes[k]), choice, int(times[x]), why, reason)
-        )
+        shape = memory.replay.training.signatures[line.row[k]].tensors[output].shape
+        nbytes = int(line.nbytes[k])
+        tensors.append(Choice(name, nodes[x].op, nbytes, choice, int(times[x]), why, reason, shape))
     return PlanExplanation(tuple(tensors))
 
 

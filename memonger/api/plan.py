@@ -26,6 +26,7 @@ from memonger.solve.options import Options
 from memonger.solve.request import Request, read_mxnet_variables, read_structure
 from memonger.solve.selection import Selection
 from memonger.solve.solution import Solution, describe_slowest, describe_unmet
+from memonger.solve.timeline import list_lifetimes
 from memonger.support import files
 from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
@@ -36,6 +37,7 @@ log = logging.getLogger("memonger")
 
 KIND, FORMAT = "memonger plan", 2  # of what is written
 FEW = 3  # names that are printed
+GROUPS = 4  # of tensors that are printed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -142,6 +144,13 @@ class Plan(Reported):
         return f"Plan({memory}, {work}, planner={self.planner!r}, exact={self.exact})"
 
     def __str__(self) -> str:
+        return self._describe(self.explain())
+
+    def _describe(self, explanation: PlanExplanation) -> str:
+        """Describe the plan, of which this is the explanation, as ``print`` does."""
+        chosen = [group for group in explanation.groups if group.choice != "freed"][:GROUPS]
+        fates = [g.choice + (f" ({g.why})" if g.why else "") for g in chosen]
+        groups = [f"{g}: {fate}, {in_words(g.nbytes)}" for g, fate in zip(chosen, fates)]
         saved, count = self.unplanned_bytes - self.pool_bytes, len(self.kept) + len(self.recomputed)
         is_cpu = self.request.device_type == "cpu"
         added = (
@@ -174,6 +183,7 @@ class Plan(Reported):
             "kept": f"{len(self.kept)} operators"
             + (f", and the results of {len(self.copies)} recomputed ones" if self.copies else ""),
             **self._chosen(),
+            "largest": ("\n" + 11 * " ").join(groups),
             "plan": f"{self.planner}, memory "
             + ("replayed to the byte" if self.exact else "bound, in whole MB")
             + ("; the search was interrupted" if self.interrupted else ""),
@@ -202,7 +212,7 @@ class Plan(Reported):
         Returns
         -------
         PlanExplanation
-            Printed it is a table.
+            Printed it is a table of groups; its ``details()`` are one of all tensors.
         """
         return explain_choices(self, self._memory)
 
@@ -224,6 +234,31 @@ class Plan(Reported):
             f"with the plan: a pool of {in_words(self.pool_bytes)}": self._memory,
         }
         plot.plot_memory(file, panels)
+
+    def lifetimes(self, file: files.Path) -> None:
+        """Write when each tensor of the pool is alive and where it lies, for tools that place them.
+
+        The columns are those of MiniMalloc: ``id,lower,upper,size,offset``. A tensor is alive in
+        the steps from ``lower`` to before ``upper``; a step is an operator as it runs.
+
+        Parameters
+        ----------
+        file : str or path
+            CSV. It is whole or not there; one that was there is replaced.
+
+        Raises
+        ------
+        MemongerError
+            If it cannot be written, or the memory could not be replayed to the byte.
+        """
+        if not self.exact:
+            raise MemongerError(
+                "where tensors of this plan lie is not known, because its memory was bound, not "
+                "replayed to the byte; leave lifetimes out"
+            )
+        rows = list_lifetimes(self._memory.planned)
+        lines = [",".join(map(str, row)) for row in rows]
+        files.write(file, "\n".join(["id,lower,upper,size,offset", *lines, ""]).encode())
 
     def predict_time(self, measure: bool = False) -> float:
         """Predict the time that the plan adds to a training step, where no budget asked for it.

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 import numpy as np
 
 from memonger import __version__
-from memonger.api.explain import Choice, explain_choices
+from memonger.api.explain import Choice, PlanExplanation, explain_choices
+from memonger.api.groups import Member, find_groups
 from memonger.costs.time import measured as timing
 from memonger.graph.arrays import FORWARD
 from memonger.graph.read import forward_graph
@@ -198,9 +199,11 @@ def data_of(shown: Shown) -> dict[str, Json]:
     for plan, time in shown.times.items():
         memory = predict(replace(request, symbol=plan.symbol))
         has_reasons = plan is shown.chosen or len(table.nodes) * count <= MAX_REASONS
-        states, columns = _choices(plan, memory, table, has_reasons)
-        drawn = list_alive(memory, table, states, most)
-        plans.append({**_figures(plan, time, shown.network), **columns, "timeline": drawn})
+        explanation = explain_choices(plan, memory)
+        states, columns = _choices(explanation, memory, table, has_reasons)
+        drawn, text = list_alive(memory, table, states, most), plan._describe(explanation)
+        figures = _figures(plan, time, shown.network)
+        plans.append({**figures, "text": text, **columns, "timeline": drawn})
     line, border = unplanned.timeline, unplanned.find_places(FORWARD).max(initial=0)
     kept = ((line.kind == FORWARD) & (line.start <= border) & (border < line.stop)).nonzero()[0]
     shapes = [f"{name} {tuple(shape)}" for name, shape in request.spec.shapes.items()]
@@ -216,21 +219,31 @@ def data_of(shown: Shown) -> dict[str, Json]:
         "batches": [_batch(n, shown.batches[n], shown.network) for n in sorted(shown.batches)],
         "unplanned": list_alive(unplanned, table, dict.fromkeys(kept.tolist(), (KEPT, "")), most),
         "step_seconds": table.step_seconds,
-        "operators": table.columns(),
+        "operators": {**table.columns(), "group": _group(table)},
         "parts": table.parts,
         "strings": list(strings.numbers),
     }
 
 
+def _group(table: OperatorTable) -> list[int]:
+    """Return the name of each operator's group, as a number."""
+    columns = zip(table.nodes, table.shown, table.nbytes)
+    members = [
+        Member(n.name, n.op, t[0].shape if t else (), size, "", "") for n, t, size in columns
+    ]
+    names = {k: group.name for group in find_groups(members) for k in group.members}
+    return [table.strings(names[k]) for k in range(len(members))]
+
+
 def _choices(
-    plan: Plan, memory: Memory, table: OperatorTable, has_reasons: bool
+    explanation: PlanExplanation, memory: Memory, table: OperatorTable, has_reasons: bool
 ) -> tuple[dict[int, tuple[int, str]], dict[str, Json]]:
     """Return what a plan does with each place in its timeline, and with each operator."""
     line, rows, n = memory.timeline, table.rows_of(memory), len(table.nodes)
     places = np.flatnonzero((line.kind == FORWARD) & (memory.operators[line.row] >= 0))
     states: dict[int, tuple[int, str]] = {}
     kept: dict[int, Choice] = {}  # by operator
-    for place, choice in zip(places.tolist(), explain_choices(plan, memory).tensors):
+    for place, choice in zip(places.tolist(), explanation.tensors):
         state = KEPT if choice.choice == "kept" else PASSING
         states[place] = state, choice.reason if has_reasons else ""
         if state == KEPT:
@@ -260,7 +273,6 @@ def _figures(plan: Plan, time: float, network: str) -> dict[str, Json]:
         "figures": data,
         "python": python_of(plan),
         "command": command_of(plan, network),
-        "text": str(plan),
     }
 
 

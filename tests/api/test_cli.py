@@ -108,6 +108,8 @@ PRINTED: dict[str, Callable[..., Any]] = {
     "plan": lambda *net: with_time(memonger.plan(*net)),
     "frontier --points 5": lambda *net: memonger.frontier(*net, points=5),
     "explain": memonger.explain,
+    "explain --details": lambda *net: memonger.explain(*net).details(),
+    "explain --plan --details": lambda *net: memonger.plan(*net).explain().details(),
 }
 
 
@@ -125,8 +127,11 @@ def test_a_verb_prints_and_draws_what_its_call_returns(
 def test_json_has_the_figures_of_the_call(net: Any, capsys: Any, tmp_path: Path) -> None:
     symbol, shapes, file = net
     plan, out = with_time(memonger.plan(symbol, shapes)), tmp_path / "planned-symbol.json"
-    values = figures(capsys, "plan", file, *SHAPES, "-o", out)
+    table, same = tmp_path / "lifetimes.csv", tmp_path / "same.csv"
+    values = figures(capsys, "plan", file, *SHAPES, "-o", out, "--lifetimes", table)
     assert marked(mx.sym.load(str(out))) == marked(plan.symbol)
+    plan.lifetimes(same)
+    assert table.read_bytes() == same.read_bytes()
     for name in ("pool_bytes", "unplanned_bytes", "added_time", "recomputed_flops"):
         assert values[name] == getattr(plan, name)
     tensors = figures(capsys, "explain", file, *SHAPES, "--plan")["tensors"]
@@ -162,7 +167,10 @@ def test_batch_tells_and_writes_the_largest(net: Any, capsys: Any, tmp_path: Pat
     largest = memonger.largest_batch(symbol, dict.fromkeys(net[1], (None, 64)), "10MB")
     assert (values["batch"], values["unplanned_batch"]) == largest[::2]
     assert marked(mx.sym.load(str(out))) == marked(largest.plan.symbol)
-    status, printed, _ = run(capsys, *arguments, "--report", page)
+    table, same = tmp_path / "lifetimes.csv", tmp_path / "same.csv"
+    status, printed, _ = run(capsys, *arguments, "--report", page, "--lifetimes", table)
+    largest.plan.lifetimes(same)
+    assert table.read_bytes() == same.read_bytes()
     fits = f"a batch of {largest.batch} fits with a plan, of {largest.unplanned_batch} without"
     assert status == 0 and printed.startswith(fits)
     assert printed.endswith(data_of(page)["plans"][0]["text"] + "\n")
@@ -182,7 +190,8 @@ def test_report_writes_the_plan_that_is_printed_beside_others(
     file, page = tmp_path / "marked-symbol.json", tmp_path / "report.html"
     net[0].get_internals()["tanh7_output"]._set_attr(mirror_stage="True")
     net[0].save(str(file))
-    arguments = ("report", file, *SHAPES, "--points", "4", "-o", page)
+    table = tmp_path / "lifetimes.csv"
+    arguments = ("report", file, *SHAPES, "--points", "4", "-o", page, "--lifetimes", table)
     status, printed, error = run(capsys, *arguments, *more)
     data = data_of(page)
     chosen = data["plans"][data["chosen"]]
@@ -193,6 +202,9 @@ def test_report_writes_the_plan_that_is_printed_beside_others(
         limit = int(chosen["command"].split()[-3])  # in the command it is one of the pool
         assert data["budget"]["of"] == "device" and limit == chosen["figures"]["pool_bytes"]
         assert chosen["figures"]["device_bytes"] <= data["budget"]["bytes"] < 20e6
+    buffers = [line.split(",") for line in table.read_text().splitlines()[1:]]
+    taken = max(int(size) + int(offset) for *_, size, offset in buffers)
+    assert 0 <= chosen["figures"]["pool_bytes"] - taken <= 512  # what aligns an arena
     assert "original" in {plan["kind"] for plan in data["plans"]} and len(data["plans"]) > 3
     assert chosen["kind"] == "schedule" or "schedule" not in more
 
@@ -243,6 +255,8 @@ PLACES = [
     ("plan {net} -o {folder}/x.png --plot {folder}/../{name}/x.png", "are the same file"),
     ("batch {net} --budget 1MB -o x.html --report x.html", "--output and --report are the same"),
     ("report {net} -o {folder}/no/r.html", "there is no folder"),
+    ("plan {net} --lifetimes {folder}/no/l.csv", "there is no folder"),
+    ("batch {net} --budget 1MB --report x --lifetimes ./x", "--report and --lifetimes are the"),
     ("batch {net} --budget 20MB --report {folder}/no/r.html", "there is no folder"),
 ]
 #: And where there is no plotly.

@@ -11,12 +11,14 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
+from memonger.api.groups import Member, find_groups
 from memonger.graph.forward import KeptCopy, with_copies
 from memonger.graph.training import training_graph
 from memonger.support.errors import MemongerError
 
 import networks
 from planned import HOWS, forward, nodes, png_size
+from zoo import TINY
 
 pytestmark = pytest.mark.python_differs
 
@@ -40,7 +42,8 @@ def test_a_chain_has_its_peak_at_the_first_gradient() -> None:
     assert explanation.floor_bytes == 4 * MB and "'tanh15' (Activation)" in explanation.bounded_by
     text = str(explanation)
     assert "peak       34.0 MB alive at once, in the gradient of 'out'" in text
-    assert "in 22 more" in text
+    assert "   16.0 MB  result      16 x Activation of 'tanh*'\n" in text
+    assert len(explanation.details().splitlines()) - len(text.splitlines()) == 34 - 4
 
 
 @pytest.fixture(scope="module", params=["marks", "schedule"])
@@ -180,7 +183,83 @@ def test_every_tensor_of_a_plan_is_told_with_a_reason(planned: memonger.Plan) ->
     assert len(kept) * MB <= plan.peak_bytes
     text = str(plan.explain())
     assert f"{'kept':10} {len(kept):10.1f} MB in {len(kept)} tensors" in text
-    assert len(text.splitlines()) == 5 + len(tensors)
+    assert len(plan.explain().details().splitlines()) == 5 + len(tensors)
+    assert len(text.splitlines()) == 5 + len(plan.explain().groups) < 20
+
+
+#: What is alike: names of one operator of one shape, and what they are told as.
+ALIKE: list[tuple[list[tuple[str, str, int]], list[str]]] = [
+    (
+        [
+            (f"stage{s}_unit{u}_{layer}", op, 100 - 10 * s)
+            for s in (2, 3)
+            for u in range(1, 17)
+            for layer, op in (("bn1", "BatchNorm"), ("relu1", "Activation"), ("bn2", "BatchNorm"))
+        ],
+        [
+            "32 x BatchNorm and 16 x Activation of 'stage2_unit*'",
+            "32 x BatchNorm and 16 x Activation of 'stage3_unit*'",
+        ],
+    ),
+    (
+        [(f"resnetv10_stage3_batchnorm{k}_fwd", "BatchNorm", 10 - k) for k in range(4)],
+        ["4 x BatchNorm of 'resnetv10_stage3_batchnorm*_fwd'"],
+    ),
+    (
+        [("activation9", "Activation", 8), ("activation10", "Activation", 8), ("fc", "dot", 1)],
+        ["2 x Activation of 'activation*'", "dot of 'fc'"],
+    ),
+    (
+        [(f"lstm_l{i}_t{t}_h2h", "dot", 8) for t in range(20) for i in (0, 1)],
+        ["40 x dot of 'lstm_l*_t*_h2h'"],
+    ),
+    ([(f"t{t}_l0_h2h", "dot", 8) for t in range(20)], ["20 x dot of 't*_l0_h2h'"]),
+    (
+        [(f"slice{k}{output}", "Slice", 8) for k in range(3) for output in ("", "[1]", "[2]")],
+        ["3 x Slice of 'slice*'"],
+    ),
+    (
+        [("a*2", "tanh", 8), ("a12", "tanh", 4), ("a1", "tanh", 2)],
+        ["tanh of 'a*2'", "2 x tanh of 'a*'"],
+    ),
+    (
+        [("12", "tanh", 8), ("a", "tanh", 4), ("", "tanh", 2)],
+        [f"tanh of {x!r}" for x in ("12", "a", "")],
+    ),
+    ([], []),
+]
+
+
+@pytest.mark.parametrize(("tensors", "groups"), ALIKE)
+def test_what_differs_in_numbers_is_told_once(tensors: Any, groups: Any) -> None:
+    members = [Member(name, op, (size,), size, "kept", "cut") for name, op, size in tensors]
+    assert [str(group) for group in find_groups(members)] == groups
+    other = [member._replace(choice="freed", why="") for member in members]
+    apart = find_groups([*members, *other])
+    assert len(apart) == 2 * len(groups)
+    assert all({k // len(members) for k in g.members} == {g.choice == "freed"} for g in apart)
+
+
+@pytest.mark.parametrize("name", ["resnet", "lstm", "transformer", "cells"])
+@pytest.mark.parametrize("how", HOWS)
+def test_groups_have_all_tensors_and_their_bytes(name: str, how: str) -> None:
+    symbol, shapes = TINY[name]()
+    plan = memonger.plan(symbol, shapes, patience=0.01, **HOWS[how])
+    for explanation in (plan.explain(), memonger.explain(symbol, shapes)):
+        tensors, groups = explanation.tensors, explanation.groups
+        assert sorted(k for group in groups for k in group.members) == [*range(len(tensors))]
+        assert len(groups) < len(tensors) / 2
+        for group in groups:
+            members = [tensors[k] for k in group.members]
+            assert group.nbytes == sum(t.nbytes for t in members)
+            begin = re.escape(group.name.split("*")[0])
+            assert all(re.match(begin + r"\d" * ("*" in group.name), t.name) for t in members)
+            assert {t[2 if len(t) == 6 else 3] for t in members} == {group.choice}
+            counts = [int(n) for n in re.findall("([0-9]+) x", group.operators)] or [1]
+            assert max(counts) <= len(members)
+        nbytes = [group.nbytes for group in groups]
+        assert nbytes == sorted(nbytes, reverse=True)
+        assert sum(nbytes) == sum(t.nbytes for t in tensors)
 
 
 def test_no_plan_keeps_all_tensors() -> None:
@@ -216,7 +295,9 @@ def test_what_a_budget_allows_is_kept_for_the_time() -> None:
     assert plan.added_time and f"{100 * plan.added_time:.1f} % of the time" in str(plan)
     reasons = {t.reason for t in plan.explain().tensors if t.why == "budget"}
     assert reasons == {"the budget allows it, and recomputing it takes time"}
-    assert len(str(plan).splitlines()) == 11
+    assert (
+        len(str(plan).splitlines()) == 15 and str(plan).count(" of 'tanh*': kept (budget), ") == 1
+    )
     smallest = memonger.plan(*CHAIN)
     assert not any(t.why == "budget" for t in smallest.explain().tensors)
 

@@ -22,7 +22,7 @@ function whyText(r) {
   if (!told && plan().choice[r] === "r") return `${inWords(OPS.bytes[r])} are not held; it takes ${inTime(OPS.forward[r] * (timesOf(r) - 1))} more`;
   return plan().choice[r] === "r" && told ? `its result is kept by a copy: ${told}` : told;
 }
-const groupName = (r) => (PICKED.mode === "part" ? DATA.parts[OPS.part[r]] : words(OPS.op[r]));
+const groupName = (r) => (PICKED.mode === "part" ? DATA.parts[OPS.part[r]] : words(OPS[PICKED.mode === "kind" ? "group" : "op"][r]));
 
 function drawGroups() {
   const groups = new Map();
