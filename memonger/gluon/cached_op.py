@@ -36,6 +36,7 @@ class Kind(NamedTuple):
     """The properties of a call on which its plan depends."""
 
     types: tuple[tuple[type, str], ...]  # of the inputs: as arrays, and of their elements
+    np_shape: bool  # whether MXNet reads shapes as NumPy: () is that of a scalar
     shapes: tuple[tuple[int, ...], ...]  # of the inputs
     wanted: frozenset[str]  # the arguments that want a gradient
     run: frozenset[int]  # the operators whose gradients run
@@ -53,7 +54,7 @@ class Decision:
 
     def holds(self, kind: Kind) -> bool:
         """Tell whether the decision holds for calls of another kind."""
-        if kind.types != self.kind.types:
+        if (kind.types, kind.np_shape) != (self.kind.types, self.kind.np_shape):
             return False
         if not self.strict:
             return kind.run <= self.kind.run
@@ -125,7 +126,8 @@ class PlannedOp:
     """
 
     def __init__(self, block: PlannedBlock, net: Block) -> None:
-        self._block, self._usual, (_, self._symbol) = block, net._cached_op, net._cached_graph
+        self._block, self._usual = block, net._cached_op
+        self._symbol = net._cached_graph[1].as_nd_ndarray()  # with the methods of mx.sym.Symbol
         self._names = tuple(self._symbol.list_inputs())
         arguments = zip(self._names, net._cached_op_args)
         self._parameters = {name: source for name, (is_input, source) in arguments if not is_input}
@@ -203,7 +205,8 @@ class PlannedOp:
             self._run[wanted] = frozenset(k for k in runs if nodes[k]["op"] != "null")
         inputs = [arrays[name] for name in self._inputs]
         types = tuple((type(array), np.dtype(array.dtype).name) for array in inputs)
-        return Kind(types, tuple(array.shape for array in inputs), wanted, self._run[wanted])
+        shapes = tuple(array.shape for array in inputs)
+        return Kind(types, mx.util.is_np_shape(), shapes, wanted, self._run[wanted])
 
     def _add(self, decision: Decision) -> Decision:
         """Keep a decision for calls to come; the strict ones come first."""
@@ -220,8 +223,6 @@ class PlannedOp:
     def _decide(self, arrays: Arrays, kind: Kind) -> Decision:
         """Make the plan for calls of a kind, of which these are the arrays."""
         parameters, block = self._parameters, self._block
-        if any(isinstance(array, mx.np.ndarray) for array in arrays.values()):
-            raise MemongerError("it takes arrays of mx.np, and memonger plans networks of mx.sym")
         for name, array in arrays.items():
             sparse = array.stype != "default"
             if sparse or (name in parameters and parameters[name]._grad_stype != "default"):
@@ -241,7 +242,8 @@ class PlannedOp:
         )
         decision = Decision(kind, plan)
         if plan.pool_bytes < plan.unplanned_bytes:
-            decision.graph = PlannedGraph(plan.symbol, self._names, parameters)
+            is_np = self._usual.is_np_sym
+            decision.graph = PlannedGraph(plan.symbol, self._names, parameters, is_np)
             # Other calls may take more than a budget of bytes, but hardly more than such a share.
             decision.strict = block.budget is not None and not block.budget.is_share
         return self._add(decision)

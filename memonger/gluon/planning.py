@@ -270,6 +270,8 @@ def _plan_now(net: Block, shapes: object, keywords: Keywords, type_dict: object)
     usual = next((parameter.dtype for parameter in parameters), "float32")
     # These take no memory, because nothing is written there.
     inputs = [mx.nd.empty(spec.shapes[n], ctx, spec.types.get(n, usual)) for n in names]
+    if mx.util.is_np_array():
+        inputs = [array.as_np_ndarray() for array in inputs]
     with ctx:
         try:
             net._build_cache(*inputs)

@@ -74,6 +74,7 @@ class PlannedGraph:
     symbol: Symbol
     names: tuple[str, ...]  # of all inputs, in the order of the block's own CachedOp
     parameters: Mapping[str, Parameter]  # Gluon's, by name; all others are inputs of the block
+    is_np: bool  # whether the outputs are arrays of mx.np
 
     @functools.cached_property
     def nodes(self) -> list[dict[str, Json]]:
@@ -137,7 +138,7 @@ class Runner:
         self.ctx = arrays[graph.names[0]].context
         self.size = sum(arrays[name].size for name in self._inputs)  # elements of the inputs
         self._bound = {
-            name: array if name in graph.parameters else mx.nd.zeros_like(array)
+            name: array if name in graph.parameters else mx.nd.zeros_like(array.as_nd_ndarray())
             for name, array in arrays.items()
         }
         self._own = {
@@ -145,10 +146,13 @@ class Runner:
             for name in self._wanted_names
             if name in graph.parameters and graph.parameters[name].grad_req == "write"
         }
-        others = [name for name in self._wanted_names if name not in self._own]
-        gradients = {**self._own, **{name: mx.nd.zeros_like(self._bound[name]) for name in others}}
+        # Of mx.nd, whose operators take no arrays of mx.np; MXNet looks up arguments in these, and
+        # auxiliary states.
+        bound = {name: array.as_nd_ndarray() for name, array in self._bound.items()}
+        gradients = {name: array.as_nd_ndarray() for name, array in self._own.items()}
+        others = [name for name in self._wanted_names if name not in gradients]
+        gradients.update({name: mx.nd.zeros_like(bound[name]) for name in others})
         grad_req = {name: "write" if name in gradients else "null" for name in requests}
-        bound = self._bound  # in which MXNet looks up arguments, and auxiliary states
         with environment():
             self.executor = graph.symbol.bind(
                 self.ctx, bound, gradients, grad_req, bound, shared_exec=lent
@@ -161,7 +165,8 @@ class Runner:
         self.results = [output.detach() for output in self.executor.outputs]
         mx.autograd.mark_variables(self.results, [*map(mx.nd.zeros_like, self.results)], "write")
         adds = [name in self._inputs for name in self._wanted_names]
-        self._stub = stub.Stub(self.ctx, adds, len(self.results), self._on_gradient)
+        self._stub = stub.Stub(self.ctx, adds, len(self.results), self._on_gradient, graph.is_np)
+        self._np_shape = mx.util.is_np_shape()  # it may be off where the backward pass is run
         self.call: Callable[[], Call | None] = lambda: None  # the latest, while the tape has it
         self._begin()
 
@@ -186,7 +191,7 @@ class Runner:
         """Run the forward pass, record it, and return the outputs, which are the caller's own."""
         with mx.autograd.pause(train_mode=True):
             for name in self._inputs:
-                arrays[name].copyto(self._bound[name])
+                arrays[name].as_nd_ndarray().copyto(self._bound[name])
             self._run_forward()
             call = Call(self)
             self.call = weakref.ref(call)
@@ -195,7 +200,9 @@ class Runner:
         lease = stub.hold(self.ctx, call)
         outputs = self._stub(others, lease, self.results, call.last)
         for k, name in self.graph.passed.items():  # which share memory, as those of a CachedOp
-            outputs[k] = mx.nd.identity(outputs[k], out=arrays[name].detach())
+            shared = arrays[name].detach().as_nd_ndarray()
+            mx.nd.identity(outputs[k].as_nd_ndarray(), out=shared)
+            outputs[k] = shared.as_np_ndarray() if self.graph.is_np else shared
         return outputs
 
     def _on_gradient(self, kind: str, number: int, array: NDArray) -> None:
@@ -210,7 +217,8 @@ class Runner:
             elif kind == "other":
                 self._gradients[self._wanted_names[number]] = array
             else:
-                with mx.autograd.pause(train_mode=mx.autograd.is_training()):
+                training = mx.autograd.is_training()
+                with mx.util.np_shape(self._np_shape or None), mx.autograd.pause(training):
                     self._finish(array)
                 self._begin()
         except BaseException as error:  # KeyboardInterrupt too
@@ -250,7 +258,9 @@ class Runner:
             if name not in parameters or (parameters[name].grad_req == "add" and not partial):
                 # The stub's gradient has written or added zeros there (see `stub.stub_symbol`).
                 array += gradients[name]
-            else:
+            elif array.shape == ():  # which MKLDNN, and so the operator below, does not know
+                gradients[name].copyto(array)
+            elif array.size:
                 copies.setdefault(array.dtype, []).append((gradients[name], array))
         for pairs in copies.values():
             # Most are the same array, which this operator leaves alone (``AMPMultiCastCompute``).

@@ -112,13 +112,19 @@ class Stub:
     """
 
     def __init__(
-        self, ctx: Context, others: Sequence[bool], outputs: int, on_gradient: Listener
+        self,
+        ctx: Context,
+        others: Sequence[bool],
+        outputs: int,
+        on_gradient: Listener,
+        is_np: bool,  # whether it returns arrays of mx.np
     ) -> None:
         self._fusion = {"MXNET_USE_FUSION": "0"} if ctx.device_type == "gpu" else {}
         self._outputs = outputs
         flags = [("inline_limit", 0), ("forward_bulk_size", 0)]
         with environment(**self._fusion):
-            self._op = mx.nd.CachedOp(stub_symbol(others, outputs), flags)
+            symbol = stub_symbol(others, outputs)
+            self._op = mx.nd.CachedOp(symbol.as_np_ndarray() if is_np else symbol, flags)
         # A strong reference would leave the memory of a plan to Python's gc.
         listener: weakref.WeakMethod[Listener] = weakref.WeakMethod(on_gradient)
 

@@ -125,7 +125,8 @@ def read_shapes(
         if not isinstance(shape, (list, tuple, np.ndarray)):
             raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
         where = f"input {name!r}: shape {tuple(shape)} holds"
-        sizes = [check_count(f"{where} {n!r}; every size, the batch too,", n, 1) for n in shape]
+        least = 0 if mx.util.is_np_shape() else 1
+        sizes = [check_count(f"{where} {n!r}; every size, the batch too,", n, least) for n in shape]
         checked = check_elements(tuple(sizes))
         first = shape_of.setdefault(name, checked)
         if first != checked:

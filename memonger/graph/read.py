@@ -93,7 +93,13 @@ def _infer_shapes(
         partial, _, _ = symbol.infer_shape_partial(**spec.shapes)
     except mx.MXNetError as error:
         raise MemongerError(_explain_shapes(graph, spec, str(error))) from None
-    unknown = [n for n, s in zip(symbol.list_arguments(), partial) if not s or min(s) <= 0]
+    scalars = mx.util.is_np_shape()  # then an unknown shape is None, and an unknown size is -1
+    least = 0 if scalars else 1
+    unknown = [
+        name
+        for name, shape in zip(symbol.list_arguments(), partial)
+        if shape is None or not (shape or scalars) or min(shape, default=least) < least
+    ]
     if not unknown:
         dynamic = sorted({node.op for node in nodes if node.subgraphs}) or ["dynamic operators"]
         raise MemongerError(

@@ -206,8 +206,10 @@ def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: i
 def load_nodes(nodes: Sequence[Json], heads: Sequence[Sequence[int]]) -> Symbol:
     """Make a Symbol of nodes and outputs in the form of its JSON, without a check."""
     variables = [i for i, node in enumerate(nodes) if node["op"] == "null"]
-    version = {"mxnet_version": ["int", VERSION]}
-    graph = {"nodes": nodes, "arg_nodes": variables, "heads": heads, "attrs": version}
+    attrs = {"mxnet_version": ["int", VERSION]}
+    if mx.util.is_np_shape():  # or MXNet takes zeros in shapes of variables for unknown
+        attrs["is_np_shape"] = ["int", 1]
+    graph = {"nodes": nodes, "arg_nodes": variables, "heads": heads, "attrs": attrs}
     return mx.sym.load_json(as_json(graph))
 
 

@@ -16,6 +16,7 @@ import scenarios_of_changes as changes
 import scenarios_of_devices as devices
 import scenarios_of_loops  # noqa: F401  which fill SCENARIOS
 import scenarios_of_networks as networks
+import scenarios_of_np as of_np
 from blocks import HOWS, LOSS, Arrays, Prepare, Residual, Transformer
 from blocks import batch, different, images, initialized, left_in, mlp, planned, seed, trainer
 from planned import elsewhere
@@ -109,6 +110,18 @@ PROCESSES = {
     ),
     "no MKLDNN": Process([(a_weight_frozen_without_mkldnn, MARKS)], {"MXNET_MKLDNN_ENABLED": "0"}),
     "forks": Process([(devices.workers_forked_in_mid_step, MARKS)]),
+    "mx.np": Process(
+        [(of_np.residual_network, BOTH), (of_np.translator, BOTH), (of_np.scalars, BOTH)],
+        begin=mx.npx.set_np,
+    ),
+    "more of mx.np": Process(
+        [
+            *[(scenario, HOWS) for scenario in (of_np.densely_connected_network, of_np.detector)],
+            *[(scenario, ("budget",)) for scenario in (of_np.residual_network, of_np.translator)],
+            (of_np.encoder, HOWS),
+        ],
+        begin=mx.npx.set_np,
+    ),
     "float16": Process(
         [
             (dense_in_float16, HOWS),
@@ -126,7 +139,9 @@ def unlike_in(name: str) -> list[Any]:
     return [unlike_plain(scenario, hows) for scenario, hows in PROCESSES[name].scenarios]
 
 
-@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("more")) for n in PROCESSES]
+)
 def test_a_plan_changes_no_bit_in_a_process_with(name: str) -> None:
     unlike, _ = elsewhere(unlike_in, name, **PROCESSES[name].environment)
     assert unlike == [{}] * len(PROCESSES[name].scenarios)

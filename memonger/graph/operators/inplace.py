@@ -64,6 +64,17 @@ _TABLE: dict[Options, str] = {
         ceil cos cosh degrees erf erfinv exp expm1 fix floor gamma gammaln hard_sigmoid log log10
         log1p log2 logical_not negative radians rcbrt reciprocal relu rint round rsqrt sigmoid sign
         sin sinh softsign sqrt square tan tanh trunc
+        # numpy/: np_{elemwise_unary_op_basic,true_divide,elemwise_broadcast_*,diff,ediff1d_op}.cc,
+        # np_{cumsum,tril_op,boolean_mask_assign}.cc, linalg/np_potrf.cc
+        _npx_{}: relu sigmoid
+        _npi_{}: absolute arccos arccosh arcsin arcsinh arctan arctanh around cbrt ceil cos cosh
+        degrees exp expm1 fix floor isfinite isinf isnan isneginf isposinf log log10 log1p log2
+        logical_not nan_to_num negative radians reciprocal rint sign sin sinh sqrt square tan tanh
+        trunc arctan2 boolean_mask_assign_scalar boolean_mask_assign_tensor cholesky diff ediff1d
+        tril
+        _npi_{}_scalar: bitwise_and bitwise_or bitwise_xor equal greater greater_equal lcm less
+        less_equal not_equal rtrue_divide true_divide
+        {}: _np_cumsum
     """,
     _SAME: """
         # tensor/elemwise_unary_op_basic.cc, matrix_op.cc, amp_cast.cc, indexing_op.cc;
@@ -71,6 +82,8 @@ _TABLE: dict[Options, str] = {
         {}: BlockGrad Cast Flatten Reshape _contrib_gradientmultiplier _copy expand_dims
         _identity_with_attr_like_rhs _scatter_set_nd amp_cast make_loss reshape_like
         _backward_{}: amp_cast cast copy hard_sigmoid reshape
+        _np_{}: copy reshape  # numpy/np_{elemwise_unary_op_basic,matrix_op}.cc
+        _npx_{}: reshape
     """,
     _EITHER: """
         # tensor/elemwise_binary_op.h (BINARY), elemwise_binary_broadcast_op.h (BINARY_BROADCAST)
@@ -83,12 +96,19 @@ _TABLE: dict[Options, str] = {
         _backward_{}: abs arccos arccosh arcsin arcsinh arctan arctanh cbrt cos cosh degrees erf
         erfinv expm1 gamma gammaln log log10 log1p log2 radians rcbrt reciprocal relu rsqrt sigmoid
         sign sin sinh smooth_l1 softsign sqrt square tan tanh
+        # numpy/np_{elemwise_broadcast_*,true_divide}.cc
+        _npi_{}: add bitwise_and bitwise_or bitwise_xor copysign equal greater greater_equal hypot
+        lcm ldexp less less_equal mod multiply not_equal power subtract true_divide
+        _backward_npi_{}_scalar: arctan2 ldexp rarctan2 rldexp
     """,
     # tensor/elemwise_binary_op_*.cc, elemwise_binary_broadcast_op_*.cc, la_op.cc
-    _FIRST_TO_BOTH: "_backward_{},_backward_broadcast_{}: add sub",
+    # numpy/np_{elemwise_broadcast_*,true_divide}.cc
+    _FIRST_TO_BOTH: "_backward_{},_backward_broadcast_{},_backward_npi_broadcast_{}: add sub",
     _FIRST_TO_SECOND: """
         _backward_{},_backward_broadcast_{}: div hypot maximum minimum mod mul power
         {}: _backward_linalg_trmm
+        _backward_npi_{}: broadcast_div broadcast_mod broadcast_mul broadcast_power copysign hypot
+        ldexp
     """,
     _SECOND: """
         # nn/fully_connected.cc; regression_output.cc; tensor/la_op.cc
@@ -96,8 +116,10 @@ _TABLE: dict[Options, str] = {
         _backward_{}: FullyConnected linalg_sumlogdiag linear_reg_out logistic_reg_out mae_reg_out
         # Legacy: pooling_v1-inl.h (nothing with cuDNN), contrib/fft-inl.h, ifft-inl.h
         Pooling_v1 _contrib_fft _contrib_ifft
+        _npi_where_{}: lscalar rscalar  # numpy/np_where_op.cc
     """,
-    ((2, 0, False),): "{}: _linalg_gemm",  # tensor/la_op.cc
+    # tensor/la_op.cc; numpy/linalg/np_gesvd.cc
+    ((2, 0, False),): "{}: _linalg_gemm _backward_npi_svd",
     ((2, 1, False),): "{}: _backward_linalg_gemm2",
     ((2, 1, False), (3, 2, False)): "{}: _backward_linalg_gemm",
     ((0, 1, False), (1, 0, False)): "{}: _backward_linalg_trsm",
@@ -107,6 +129,8 @@ _TABLE: dict[Options, str] = {
         _backward_pdf_{}: gamma generalized_negative_binomial negative_binomial normal uniform
     """,
     ((1, 1, False),): "{}: _backward_SVMOutput",  # legacy: svm_output-inl.h
+    ((1, 0, False), (2, 0, False)): "_npi_{}: where",  # numpy/np_where_op.cc
+    ((0, 2, False),): "_npi_{}: svd",  # numpy/linalg/np_gesvd.cc
     ((1, 2, False),): "{}: _backward__contrib_count_sketch",  # legacy: contrib/count_sketch-inl.h
 }
 
@@ -122,21 +146,22 @@ def expand(text: str) -> Iterator[str]:
 
 
 #: Operators that were not examined: optimizer updates, control flow, quantized operators, input
-#: readers, those of mx.np. All others offer what the table says, or nothing.
+#: readers. All others offer what the table says, or nothing.
 _UNKNOWN = re.compile(
-    r"(_backward_?)?_?np[ix]?_|.*update|.*quanti|_sg_|_cv|_imdecode|multi_|all_finite|reset_arrays"
+    r".*update|.*quanti|_sg_|_cv|_npi_cv|_imdecode|multi_|all_finite|reset_arrays"
     r"|_(backward_?)?(CachedOp|CustomFunction|cond|foreach|while_loop)|_(backward_)?cumsum|cumsum"
     r"|_contrib_(calibrate|dgl|edge_id|getnnz)|_copyto|_onehot_encode|_set_value|fill_element"
 )
 
 #: Operator -> the inputs of which it reads only the shape (``FIgnoreInputs``: tensor/init_op.cc,
-#: elemwise_unary_op_basic.cc; random/sample_op.cc). ``shape_array``, ``broadcast_like`` and
-#: ``slice_like`` do not register it, and keep their inputs alive.
+#: elemwise_unary_op_basic.cc; random/sample_op.cc; numpy/np_init_op.cc). ``shape_array``,
+#: ``broadcast_like`` and ``slice_like`` do not register it, and keep their inputs alive.
 IGNORED: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("_identity_with_attr_like_rhs", "reshape_like"), (1,)),
     **dict.fromkeys(
         expand("""
-            {}: zeros_like ones_like _contrib_arange_like _random_{}_like: exponential gamma
+            {}: zeros_like ones_like _contrib_arange_like _npi_full_like
+            _random_{}_like: exponential gamma
             generalized_negative_binomial negative_binomial normal poisson uniform
         """),
         (0,),

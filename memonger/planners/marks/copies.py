@@ -35,7 +35,9 @@ def copyable(rules: Rules) -> tuple[KeptCopy, ...]:
             i, "" if tolerant[i] or facts[i].own_output else graph.tensors[i][0].dtype, unfused
         )
         for i in _copyable_nodes(rules)
-        if rules.allowed[i] and not rules.wished[i] and facts[i].inputs
+        # A scalar (shape ()) would come out of a tie with an axis.
+        if rules.allowed[i] and not rules.wished[i]
+        if facts[i].inputs and graph.tensors[i][0].shape
     )
 
 
