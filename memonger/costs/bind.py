@@ -6,8 +6,7 @@ import re
 from typing import Iterable, Mapping
 
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.operators.gradients import unallocated
-from memonger.graph.operators.recompute import truth
+from memonger.graph.operators.gradients import makes_rows, unallocated
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import Settings, environment, mx
 from memonger.support.types import Context, Executor, NDArray, Symbol
@@ -52,8 +51,8 @@ def has_mkldnn(ctx: Context) -> bool:
 
 
 def find_sparse_gradients(graph: ForwardGraph) -> set[int]:
-    """Find the arguments whose gradient MXNet makes row by row (``sparse_grad`` of the reader)."""
-    readers = (node for node in graph.nodes if truth(node.attrs.get("sparse_grad")))
+    """Find the arguments whose gradient MXNet makes row by row (see `makes_rows`)."""
+    readers = (node for node in graph.nodes if makes_rows(node.op, node.attrs))
     arguments = {a for node in readers for a, _ in node.inputs[1:]}
     return {a for a in arguments if graph.nodes[a].is_variable}
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Callable, Iterable, NamedTuple
+from typing import TYPE_CHECKING, Callable, Iterable, Mapping, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from memonger.solve.options import Budget
 from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import read
-from memonger.support.types import Block, Context, Keywords, NDArray
+from memonger.support.types import Context, Keywords, NDArray, Parameter, Symbol
 
 if TYPE_CHECKING:
     from memonger.gluon.runner import Arrays, Requests
@@ -125,12 +125,17 @@ class PlannedOp:
     run more gradients, because layers were frozen then, get plans of their own.
     """
 
-    def __init__(self, block: PlannedBlock, net: Block) -> None:
-        self._block, self._usual = block, net._cached_op
-        self._symbol = net._cached_graph[1].as_nd_ndarray()  # with the methods of mx.sym.Symbol
-        self._names = tuple(self._symbol.list_inputs())
-        arguments = zip(self._names, net._cached_op_args)
-        self._parameters = {name: source for name, (is_input, source) in arguments if not is_input}
+    def __init__(
+        self,
+        block: PlannedBlock,
+        usual: mx.nd.CachedOp,
+        symbol: Symbol,
+        parameters: Mapping[str, Parameter],  # all other inputs of the symbol are the block's
+        refusal: str = "",  # why it cannot be planned
+    ) -> None:
+        self._block, self._usual, self._symbol = block, usual, symbol
+        self._names = tuple(symbol.list_inputs())
+        self._parameters, self._refusal = parameters, refusal
         self._inputs = [name for name in self._names if name not in self._parameters]
         self._arguments = self._symbol.list_arguments()
         self._decisions: list[Decision] = []  # the strict ones come first
@@ -179,9 +184,12 @@ class PlannedOp:
                     f"net.collect_params().reset_ctx(mx.{device})"
                 )
 
-    def plan_now(self, arrays: Arrays) -> None:
-        """Make the plan for inputs and parameters like these arrays, or warn why there is none."""
-        kind = self._kind(arrays, self._requests())
+    def plan_now(self, arrays: Arrays, inputs: Iterable[str] = ()) -> None:
+        """Make the plan for inputs and parameters like these arrays, or warn why there is none.
+
+        A gradient of these ``inputs`` is wanted too.
+        """
+        kind = self._kind(arrays, self._requests(inputs))
         if not kind.wanted:  # then a plan can serve the gradients of the inputs alone
             kind = self._kind(arrays, self._requests(self._inputs))
         try:
@@ -223,13 +231,11 @@ class PlannedOp:
     def _decide(self, arrays: Arrays, kind: Kind) -> Decision:
         """Make the plan for calls of a kind, of which these are the arrays."""
         parameters, block = self._parameters, self._block
+        if self._refusal:
+            raise MemongerError(self._refusal)
         for name, array in arrays.items():
-            sparse = array.stype != "default"
-            if sparse or (name in parameters and parameters[name]._grad_stype != "default"):
-                raise MemongerError(
-                    f"{name!r} is sparse, or its gradient is (sparse_grad), and a plan needs "
-                    "dense arrays"
-                )
+            if array.stype != "default":
+                raise MemongerError(f"{name!r} is {array.stype}, and a plan needs dense arrays")
         shapes = {name: arrays[name].shape for name in self._names}
         types = {name: np.dtype(arrays[name].dtype).name for name in self._names}
         on_gpu = arrays[self._names[0]].context.device_type == GPU

@@ -11,8 +11,9 @@ from typing import Any, Callable, MutableMapping, TypeVar
 from memonger.api import planning
 from memonger.api.plan import Plan
 from memonger.gluon import autograd, stub
-from memonger.gluon.cached_op import PlannedBlock, PlannedOp
+from memonger.gluon.cached_op import PlannedBlock
 from memonger.gluon.runner import free_unused
+from memonger.gluon.sparse import planned_op
 from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
 from memonger.solve.options import EITHER, read_options
 from memonger.solve.request import NAMING
@@ -56,8 +57,9 @@ def plan(  # type: ignore[misc]  # options of memonger.plan go through
     to Gluon: inference, names, files, copies (which have no plan). Where Gluon makes a new graph
     (``hybridize``, ``cast``, a layer added), a new plan is made.
 
-    A block that cannot be planned (sparse parameters, say) trains as after ``hybridize()``, and a
-    warning says why. So does one whose plan saves no memory, without a warning.
+    A block that cannot be planned (sparse gradients in its midst, say) trains as after
+    ``hybridize()``, and a warning says why. So does one whose plan saves no memory, without a
+    warning.
 
     Parameters
     ----------
@@ -301,6 +303,8 @@ def _install() -> None:
             _plan_later(self, _others(self))
         block = _blocks.get(self)
         if block is not None:
-            self._cached_op = PlannedOp(block, self)
+            inputs, _ = mx.gluon.block._flatten(args, "input")
+            inputs = [array for array in inputs if array is not None]
+            self._cached_op = planned_op(block, self, inputs)
 
     mx.gluon.HybridBlock._build_cache = _build_cache

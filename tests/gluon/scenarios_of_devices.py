@@ -12,6 +12,7 @@ from mxnet import autograd, gluon
 
 from blocks import LOSS, Arrays, Prepare, batch, left_in, mlp, step, trainer
 from scenarios import SCENARIOS, scenario, train
+from scenarios_of_networks import looked_up
 
 DEVICES = [mx.cpu(0), mx.cpu(1)]
 
@@ -88,6 +89,11 @@ class SummingTrainer(gluon.Trainer):
         for k, parameter in enumerate(self._params):
             if parameter.grad_req != "null":
                 self.store.pushpull(k, parameter.list_grad()[0], priority=-k)
+
+
+@scenario
+def sparse_gradients_on_two_devices(prepare: Prepare) -> Arrays:
+    return looked_up(prepare, DEVICES, optimizer="adam", learning_rate=1e-2)
 
 
 @scenario

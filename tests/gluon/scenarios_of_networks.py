@@ -7,7 +7,7 @@ from typing import Any
 import memonger  # noqa: F401  before mxnet
 import mxnet as mx
 import numpy as np
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
 from blocks import LOSS, Arrays, Prepare, Residual, Transformer
@@ -124,6 +124,87 @@ def attention(prepare: Prepare, **how: Any) -> Arrays:
     net = prepare(initialized(Transformer(prefix="net_")))
     options = {"optimizer": "adam", "learning_rate": 1e-3, **how}
     return train(net, lambda x, y, k: LOSS(net(*x), y), batches=sentences, **options)
+
+
+class Tagger(nn.HybridBlock):
+    """Looks words up, thrice, with gradients in rows; returns what it found too."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.words, self.layers = nn.Embedding(50, 8, sparse_grad=True), layers("layers_")
+
+    def hybrid_forward(self, F: Any, words: Any) -> Any:
+        words = F.cast(words, "int32")
+        first, *others = (self.words(x) for x in (words, F.reverse(words, axis=1), words))
+        return self.layers(F.tanh(first + others[0] * others[1])), first
+
+
+def looked_up(prepare: Prepare, ctxs: Any = None, **options: Any) -> Arrays:
+    """Train a net that is called once and twice in turn, on these devices."""
+    net = Tagger(prefix="net_")
+    net.initialize(mx.init.Xavier(), ctx=ctxs)
+    prepare(net)
+
+    def loss(x: Any, y: Any, k: int) -> Any:
+        losses = []
+        for part, label in zip(
+            *(gluon.utils.split_and_load(a, ctxs or [mx.cpu()]) for a in (x, y))
+        ):
+            for words in [part, 49 - part][: 1 + k % 2]:
+                out, found = net(words)
+                losses.append(LOSS(out, label).sum() + (found**2).sum())
+        return losses
+
+    def batches(k: int) -> Any:
+        (x, _), y = sentences(k)
+        return x[:, :4], y
+
+    def backward(losses: Any) -> None:
+        autograd.backward(losses)
+        mx.nd.waitall()  # the trainer's first step copies the statistics to all devices
+
+    return train(net, loss, batches=batches, backward=backward, wd=0.01, **options)
+
+
+@scenario
+def sparse_gradients(prepare: Prepare) -> Arrays:
+    left = looked_up(prepare)
+    assert 0 < len(left["net_embedding0_weight cpu(0) rows"]) < 50
+    return left
+
+
+class Rows(nn.HybridBlock):
+    """Takes rows of zeros and ones that are stored as csr."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(20, 16), grad_stype="row_sparse")
+            self.layers = layers("layers_", drop=0)
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:
+        return self.layers(F.tanh(F.dot(x, weight)))
+
+
+@scenario
+def sparse_inputs(prepare: Prepare) -> Arrays:
+    """Also gradients of a few variables, and with a second backward pass."""
+    net = prepare(initialized(Rows(prefix="net_")))
+    found = {}
+
+    def loss(x: Any, y: Any, k: int) -> Any:
+        value = LOSS(net(x), y).sum()
+        arrays = [net.weight.data(), *(p.data() for p in net.layers[0].params.values())]
+        gradients = autograd.grad(value, arrays, retain_graph=True)
+        found.update({f"{k} {n}": gradient for n, gradient in enumerate(gradients)})
+        return value
+
+    def batches(k: int) -> Any:
+        x, y = batch(k)
+        return (x > 1).tostype("csr"), y
+
+    return {**train(net, loss, batches=batches), **found}
 
 
 class Scaling(mx.operator.CustomOp):

@@ -71,6 +71,19 @@ def test_the_plan_that_was_made_for_shapes_serves_the_calls() -> None:
     assert plan_of(net) is plan
 
 
+def test_a_plan_for_shapes_is_of_what_is_behind_sparse_gradients() -> None:
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Embedding(20, 8, sparse_grad=True), layers("layers_"))
+    plan = plan_of(planned(initialized(net), data=(16, 4)))
+    assert plan.recomputed
+    assert plan.request.spec.shapes["net_embedding0_fwd_output0"] == (16, 4, 8)
+    assert "net_embedding0_weight" not in plan.symbol.list_arguments()
+    with autograd.record():
+        net(batch(0, 16, 4)[0].abs()).backward()
+    assert plan_of(net) is plan
+
+
 def chain(depth: int = 24) -> Any:
     """Build layers whose results take far more than their parameters."""
     net = nn.HybridSequential(prefix="chain_")
@@ -217,6 +230,9 @@ def test_a_net_that_is_gone_takes_its_plan_with_it() -> None:
 # What cannot be planned
 
 
+ARGMAX = nn.HybridLambda(lambda F, x: F.argmax(x, axis=-1))
+
+
 class Looped(nn.HybridBlock):
     """Control flow."""
 
@@ -228,7 +244,8 @@ class Looped(nn.HybridBlock):
 @pytest.mark.parametrize(
     ("make", "options", "reason"),
     [
-        (lambda: [nn.Embedding(20, 8, sparse_grad=True), nn.Dense(10)], {}, "sparse"),
+        (lambda: [nn.Dense(9), ARGMAX, nn.Embedding(9, 8, sparse_grad=True)], {}, "dense0_fwd"),
+        (lambda: [nn.Embedding(20, 8, sparse_grad=True)], {}, "all its operators"),
         (lambda: [layers("one_"), Looped()], HOWS["schedule"], "_foreach"),
     ],
 )

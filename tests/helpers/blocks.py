@@ -168,7 +168,10 @@ def left_in(*nets: Any) -> Arrays:
             for ctx in parameter.list_ctx():
                 arrays[f"{name} {ctx}"] = parameter.data(ctx).asnumpy()
                 if parameter.grad_req != "null":
-                    arrays[f"{name} {ctx} grad"] = parameter.grad(ctx).asnumpy()
+                    gradient = parameter.grad(ctx)
+                    arrays[f"{name} {ctx} grad"] = gradient.asnumpy()
+                    if gradient.stype == "row_sparse":
+                        arrays[f"{name} {ctx} rows"] = gradient.indices.asnumpy()
     return arrays
 
 

@@ -16,6 +16,7 @@ from typing import List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Attributes, Tensor, Tensors, check_elements
 from memonger.support.errors import said_by_mxnet
 from memonger.support.mxnet import environment, mx, without_fallbacks
@@ -101,6 +102,11 @@ def unallocated(shape: Sequence[int], dtype: str, ctx: Context) -> NDArray:
     """Make an NDArray that has a shape and a type, but no memory."""
     checked, kind = check_elements(tuple(shape)), np.dtype(dtype).type
     return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(checked, ctx, True, kind))
+
+
+def makes_rows(op: str, attrs: Attributes) -> bool:
+    """Tell whether MXNet makes the gradient of an operator's second input row by row."""
+    return op == "_contrib_SparseEmbedding" or truth(attrs.get("sparse_grad"))
 
 
 def alone(op: str, attrs: Attributes, count: int) -> tuple[list[Json], list[list[int]]]:
@@ -192,7 +198,11 @@ def _bind(symbol: Symbol, inputs: Tensors, merging: str) -> DebugStr:
     arrays = {f"x{k}": unallocated(t.shape, t.dtype, cpu) for k, t in enumerate(inputs)}
     with environment(MXNET_ELIMINATE_COMMON_EXPR=merging), without_fallbacks():
         # Without gradients MKLDNN would replace the operators by its own.
-        executor = symbol.bind(cpu, arrays, arrays, "write", arrays)
+        gradients = dict(arrays)
+        if any(makes_rows(node["op"], node.get("attrs", {})) for node in read(symbol)["nodes"]):
+            shape, dtype = inputs[1]
+            gradients["x1"] = mx.nd.sparse.zeros("row_sparse", shape, cpu, dtype)
+        executor = symbol.bind(cpu, arrays, gradients, "write", arrays)
     return read_debug_str(executor.debug_str())
 
 

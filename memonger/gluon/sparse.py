@@ -1,0 +1,180 @@
+"""Blocks with sparse gradients: the operators that make them run as they are, the rest is planned.
+
+A gradient in rows (``sparse_grad``) has as many rows as a batch names. So the operators of such
+parameters, and what they read, become a CachedOp of their own, the *front*, which autograd records.
+Its results are inputs of the *rest*, which a plan trains; their gradients reach the front by the
+tape. MXNet makes the sparse gradients itself, and delivers them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Container, Iterable, Mapping, NamedTuple, Sequence
+
+from memonger.gluon import stub
+from memonger.gluon.cached_op import PlannedBlock, PlannedOp
+from memonger.gluon.runner import reached
+from memonger.graph.inputs import read_shapes
+from memonger.graph.operators.gradients import makes_rows
+from memonger.graph.operators.recompute import draws
+from memonger.graph.read import forward_graph
+from memonger.graph.training import merged_nodes
+from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.mxnet import Settings, mx
+from memonger.support.symbols import attributes, load_nodes, read
+from memonger.support.types import Block, NDArray, Parameter, Symbol
+
+if TYPE_CHECKING:
+    from memonger.gluon.runner import Arrays
+
+
+def planned_op(block: PlannedBlock, net: Block, inputs: Sequence[NDArray]) -> PlannedOp:
+    """Return what takes the place of a block's CachedOp, which was made for these inputs."""
+    usual = net._cached_op
+    symbol = net._cached_graph[1].as_nd_ndarray()  # with the methods of mx.sym.Symbol
+    arrays: dict[str, NDArray] = {}
+    parameters: dict[str, Parameter] = {}
+    sparse: set[str] = set()
+    for name, (is_input, source) in zip(symbol.list_inputs(), net._cached_op_args):
+        if not is_input:
+            parameters[name] = source
+        arrays[name] = inputs[source] if is_input else source.list_data()[0]
+        if (arrays[name].stype if is_input else source._grad_stype) != "default":
+            sparse.add(name)
+    try:
+        parts = split(symbol, sparse, parameters, arrays)
+    except (MemongerError, mx.MXNetError) as error:
+        reason = said_by_mxnet(error) if isinstance(error, mx.MXNetError) else str(error)
+        return PlannedOp(block, usual, symbol, parameters, reason)
+    if parts is None:
+        return PlannedOp(block, usual, symbol, parameters)
+    return SplitOp(block, usual, symbol, parameters, parts, net._flags)
+
+
+class Parts(NamedTuple):
+    """The two symbols of a block, and what joins them."""
+
+    front: Symbol
+    rest: Symbol
+    results: list[str]  # the names that the outputs of the front have as inputs of the rest
+
+
+def split(
+    symbol: Symbol, sparse: Container[str], parameters: Mapping[str, Parameter], arrays: Arrays
+) -> Parts | None:
+    """Return the parts of a block, or None if there is nothing sparse in it.
+
+    ``sparse`` are the inputs that are sparse, and the parameters whose gradients are.
+    """
+    graph = read(symbol)
+    nodes = graph["nodes"]
+    operators = {i for i, node in enumerate(nodes) if node["op"] != "null"}
+    makers = {
+        i
+        for i in operators
+        if makes_rows(nodes[i]["op"], attributes(nodes[i]))
+        or any(nodes[a]["name"] in sparse for a, *_ in nodes[i]["inputs"])
+    }
+    if not makers:
+        return None
+    front = set(makers)
+    for i in reversed(range(len(nodes))):
+        if i in front:
+            front.update(a for a, *_ in nodes[i]["inputs"])
+    trained = {name for name, source in parameters.items() if source.grad_req != "null"}
+    depends = reached(nodes, trained)
+    for i in sorted(front & operators - makers):
+        op = nodes[i]["op"]
+        if depends[i] or draws(op, attributes(nodes[i])):
+            raise MemongerError(
+                f"{nodes[i]['name']!r} ({op}) makes what an operator with a sparse gradient "
+                "(sparse_grad) reads, and a plan can leave that operator out only if it reads "
+                "what is computed from inputs of the block alone; set sparse_grad=False"
+            )
+    if not operators - front:
+        raise MemongerError("all its operators make, or serve, sparse gradients (sparse_grad)")
+    same: Sequence[int] = range(len(nodes))
+    if Settings().merging:  # two that MXNet merges have one result, in which gradients add up
+        shapes = {name: array.shape for name, array in arrays.items()}
+        types = {name: array.dtype for name, array in arrays.items()}
+        same = merged_nodes(forward_graph(symbol, read_shapes(symbol, shapes, {}, types)))
+    readers = [*[nodes[i]["inputs"] for i in operators - front], graph["heads"]]
+    read_entries = {(same[a], b) for entries in readers for a, b, *_ in entries if a in front}
+    results = sorted(entry for entry in read_entries if entry[0] in operators)
+    # Gluon gives the operators of a layer that is called twice one name.
+    names = [f"{nodes[a]['name']}_output{k}" for k, (a, _) in enumerate(results)]
+    front_symbol = load_nodes(nodes, [[*entry, 0] for entry in results])
+    place = {entry: k for k, entry in enumerate(results)}
+
+    def moved(entries: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return entries in the rest, which begins with variables for the results."""
+        moved = []
+        for a, b, *_ in entries:
+            a = same[a] if a in front else a
+            moved.append([place[a, b], 0, 0] if (a, b) in place else [a + len(place), b, 0])
+        return moved
+
+    variables = [{"op": "null", "name": name, "inputs": []} for name in names]
+    others = [{**node, "inputs": moved(node["inputs"])} for node in nodes]
+    return Parts(front_symbol, load_nodes([*variables, *others], moved(graph["heads"])), names)
+
+
+class SplitOp(PlannedOp):
+    """A block's CachedOp that runs the front as it is, and trains the rest by a plan."""
+
+    def __init__(
+        self,
+        block: PlannedBlock,
+        usual: mx.nd.CachedOp,
+        symbol: Symbol,
+        parameters: Mapping[str, Parameter],
+        parts: Parts,
+        flags: Iterable[tuple[str, object]],
+    ) -> None:
+        def cached_op(part: Symbol) -> mx.nd.CachedOp:
+            names = list(enumerate(part.list_inputs()))
+            data = [k for k, name in names if name not in parameters]
+            others = [k for k, name in names if name in parameters]
+            indices = [("data_indices", data), ("param_indices", others)]
+            return mx.nd.CachedOp(part, [*indices, *flags])
+
+        front, rest, self._results = parts
+        self._whole, self._all_names = usual, symbol.list_inputs()
+        self._front_symbol, self._front = front, cached_op(front)
+        self._front_names, names = front.list_inputs(), rest.list_inputs()
+        self._shared = set(self._front_names).intersection(names)
+        self._front_parameters = [parameters[n] for n in self._front_names if n in parameters]
+        own = {name: source for name, source in parameters.items() if name in names}
+        super().__init__(block, cached_op(rest), rest, own)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._whole, name)
+
+    def __call__(self, *arrays: NDArray) -> object:
+        if not mx.autograd.is_recording() or not mx.autograd.is_training():
+            return self._whole(*arrays)
+        named = dict(zip(self._all_names, arrays))
+        self._check_devices(named)
+        for name in self._shared:
+            if stub.symbol_of(named[name].handle) is not None:
+                # The terms of its gradient would be added in another order.
+                self._block.refuse(
+                    f"{name!r}, of which a gradient is wanted, is read by operators with sparse "
+                    "gradients (sparse_grad) and by others; set sparse_grad=False"
+                )
+                return self._whole(*arrays)
+        results = self._front(*[named[name] for name in self._front_names])
+        results = [results] if isinstance(results, mx.nd.NDArray) else results
+        named.update(zip(self._results, results))
+        return super().__call__(*[named[name] for name in self._names])
+
+    def plan_now(self, arrays: Arrays, inputs: Iterable[str] = ()) -> None:
+        """Make the plan for inputs and parameters like these arrays; nothing is computed."""
+        symbol, arrays = self._front_symbol, dict(arrays)
+        _, shapes, _ = symbol.infer_shape(**{n: arrays[n].shape for n in self._front_names})
+        _, types, _ = symbol.infer_type(**{n: arrays[n].dtype for n in self._front_names})
+        ctx = arrays[self._all_names[0]].context
+        for name, shape, dtype in zip(self._results, shapes, types):
+            arrays[name] = mx.nd.empty(shape, ctx, dtype)
+        if any(parameter.grad_req != "null" for parameter in self._front_parameters):
+            inputs = [*inputs, *self._results]
+        super().plan_now({name: arrays[name] for name in self._names}, inputs)
