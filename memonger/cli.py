@@ -325,6 +325,7 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "budget_of": (("pool", "device"), None, "MXNet's pool (default), or parameters and all else"),
     "optimizer": (_optimizer, "NAME", "with --budget-of device: adam, or sgd,momentum=0.9"),
     "measure": (bool, None, "measure the time of operators on the device, once"),
+    "gpu": (str, "NAME", "whose times are predicted where none is here: V100, T4, A100 ..."),
     "patience": (float, "TIMES", "times the usual search (default: 1, or 0.05 under 16 MB)"),
     "keep": (list, "PATTERN", "operators that are kept: 'stage4_*', '::Activation' (repeatable)"),
     "recompute": (list, "PATTERN", "operators that are recomputed wherever they may be"),
@@ -346,7 +347,7 @@ FILES = ("output", "plot", "report", "lifetimes")
 SCRIPTS = ("or_plain", "no_cache")
 KEYWORDS = OPTIONS.keys() - {*SWITCHES, *FILES, *SCRIPTS}  # of the package's functions
 
-SEARCH = ("measure", "patience")
+SEARCH = ("measure", "gpu", "patience")
 LIMIT = ("budget", "budget_of", "optimizer")
 BUDGET = (*LIMIT, *SEARCH)
 NAMING = ("keep", "recompute")

@@ -76,6 +76,7 @@ def frontier(
     how: str = "marks",
     points: int = 20,
     measure: bool = False,
+    gpu: str | None = None,
     patience: float | None = None,
     type_dict: Mapping[str, object] | None = None,
     grad_req: object = "write",
@@ -99,7 +100,7 @@ def frontier(
         whose memory is nearest to equal steps between no plan and the smallest.
     net, shapes, type_dict, grad_req, ctx, until, keep, recompute, devices, **input_shapes
         The network, as `plan` takes it.
-    measure, patience, ntrial, kept_copies
+    measure, gpu, patience, ntrial, kept_copies
         As `plan` takes them.
 
     Returns
@@ -118,7 +119,12 @@ def frontier(
     """
     points = check_count("points", points, 2)
     options = read_options(
-        how=how, measure=measure, patience=patience, ntrial=ntrial, kept_copies=kept_copies
+        how=how,
+        measure=measure,
+        gpu=gpu,
+        patience=patience,
+        ntrial=ntrial,
+        kept_copies=kept_copies,
     )
     request = read_request(
         net,
@@ -207,6 +213,7 @@ def largest_batch(
     budget_of: str | None = None,
     optimizer: object = None,
     measure: bool = False,
+    gpu: str | None = None,
     patience: float | None = None,
     type_dict: Mapping[str, object] | None = None,
     grad_req: object = "write",
@@ -226,7 +233,7 @@ def largest_batch(
         ``iterator.provide_data + iterator.provide_label``, in whose layouts it is 'N'.
     budget : int or str
         Bytes, text such as '11GB', or 'device'.
-    net, budget_of, optimizer, measure, patience, type_dict, grad_req, ctx, ntrial, kept_copies
+    net, budget_of, optimizer, measure, gpu, patience, type_dict, grad_req, ctx, ntrial, kept_copies
         As `plan` takes them.
 
     Returns
@@ -250,6 +257,7 @@ def largest_batch(
         ntrial=ntrial,
         kept_copies=kept_copies,
         measure=measure,
+        gpu=gpu,
         patience=patience,
     )
     if options.budget is None or options.budget.is_share:

@@ -155,6 +155,7 @@ class Plan(Reported):
         is_cpu = self.request.device_type == "cpu"
         added = (
             f"; {100 * (self.added_time or 0):.1f} % of the time of a step is added, as predicted"
+            + (f" for {self.options['gpu']}" if "gpu" in self.options else "")
         )
         rounding = "; on a CPU it may round otherwise than the network without it"
         lines = {
@@ -276,7 +277,8 @@ class Plan(Reported):
         if self.added_time is not None:
             return self.added_time
         memory = self._memory
-        times = timing.find_times(memory.training, self.request.timed_on, measure)
+        timed_on = self.request.find_timed(self.options.get("gpu"), measure)
+        times = timing.find_times(memory.training, timed_on, measure)
         return float(times.forward[memory.recomputed].sum() / times.step)
 
     def save(self, file: files.Path) -> None:

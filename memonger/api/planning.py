@@ -40,6 +40,7 @@ def plan(
     budget_of: str | None = None,
     optimizer: object = None,
     measure: bool = False,
+    gpu: str | None = None,
     patience: float | None = None,
     type_dict: Types = None,
     grad_req: object = "write",
@@ -91,6 +92,11 @@ def plan(
     measure : bool
         For a budget: time each operator on the device, once, instead of predicting it from its
         FLOPs.
+    gpu : str, optional
+        For a budget: the GPU whose times are predicted, from its data sheet, where it is not at
+        hand: 'M60', 'P100', 'GTX 1080 Ti', 'V100', 'T4', 'RTX 2080 Ti', 'A100', 'A10', 'RTX 3090',
+        'RTX 4090' or 'L4'. By default times are those of the device that ``ctx`` says; for 'gpu'
+        those of a V100 if no GPU is here.
     patience : float, optional
         Times the usual length of the search, for smaller plans. By default a network that takes
         less than 16 MB without a plan gets a twentieth of it (0.05), and the log says so; others 1.
@@ -103,10 +109,11 @@ def plan(
         Where the network is trained: by default 'gpu' if MXNet is built with CUDA, and otherwise
         'any'. ``mx.gpu(0)`` must be there, and MXNet binds the plan on it. With 'gpu' nothing is
         bound on a GPU; for a budget, operators are timed on one if one is there. A plan for 'any'
-        is right on every device. One for 'cpu' leaves cuDNN's BatchNorm on, and does not hold for a
-        GPU. For a GPU, memory is predicted with pointwise fusion (``MXNET_USE_FUSION``) as it is
-        set, and saved results cost nothing more with it; on a CPU such a plan may round differently
-        from the network without it.
+        is right on every device, and operators are timed on this machine's CPU (or see ``gpu``).
+        One for 'cpu' leaves cuDNN's BatchNorm on, and does not hold for a GPU. For a GPU, memory is
+        predicted with pointwise fusion (``MXNET_USE_FUSION``) as it is set, and saved results cost
+        nothing more with it; on a CPU such a plan may round differently from the network without
+        it.
     planner : {'smallest', 'chen2016'}
         'smallest' searches for the least memory, and takes nothing worse than no plan or than the
         original's plan with the rules. 'chen2016' is the original algorithm, on the marks of the
@@ -166,6 +173,7 @@ def plan(
         kept_copies=kept_copies,
         rules=rules,
         measure=measure,
+        gpu=gpu,
         patience=patience,
     )
     request = read_request(

@@ -25,7 +25,7 @@ from memonger.graph.arrays import FORWARD
 from memonger.graph.read import forward_graph
 from memonger.solve.memory import Memory, count_state_bytes, predict
 from memonger.solve.options import Budget, read_budget
-from memonger.solve.request import Request, read_structure
+from memonger.solve.request import read_structure
 from memonger.solve.timeline import KEPT, NONE, PASSING, OperatorTable, Strings, list_alive
 from memonger.support import files
 from memonger.support.errors import MemongerError
@@ -43,7 +43,7 @@ MAX_REASONS = 40_000  # operators times plans; beyond it only the chosen plan sh
 MAX_INPUTS = 6  # whose shapes are written out in a command
 
 #: Options of ``Plan.options`` that the command has too.
-COMMAND_OPTIONS = ("budget", "how", "work", "patience", "measure")
+COMMAND_OPTIONS = ("budget", "how", "work", "patience", "measure", "gpu")
 
 
 CHOOSING = ("keep", "recompute")  # options that name operators, as the command has them
@@ -152,7 +152,7 @@ def ordered(
     for number, plan in enumerate(others):
         if type(plan) is not type(chosen):
             raise MemongerError(f"others: element {number} is {plan!r}; give Plans, as plan() does")
-        _check_same(chosen.request, plan.request, number)
+        _check_same(chosen, plan, number)
         if facts_of(plan) not in facts:
             facts.add(facts_of(plan))
             distinct.append(plan)
@@ -171,14 +171,16 @@ def _limit(budget: Budget, plan: Plan) -> dict[str, Json]:
     return {"of": "device", "bytes": whole - state, "state": state}
 
 
-def _check_same(request: Request, other: Request, number: int) -> None:
-    """Make sure that two requests are of one network at the same shapes."""
+def _check_same(plan: Plan, another: Plan, number: int) -> None:
+    """Make sure that two Plans are of one network at the same shapes, and timed for one device."""
+    request, other = plan.request, another.request
     if request is other:
         return
     same = {
         "for other shapes": request.spec == other.spec,
         "for other gradients": request.grad_req == other.grad_req,
         "for another device": str(request.ctx) == str(other.ctx),
+        "for the times of another GPU": plan.options.get("gpu") == another.options.get("gpu"),
         "of another network": read_structure(request.symbol) == read_structure(other.symbol),
     }
     for difference, is_same in same.items():
@@ -193,7 +195,8 @@ def data_of(shown: Shown) -> dict[str, Json]:
     """Collect the data of a page."""
     request, measure = shown.chosen.request, bool(shown.chosen.options.get("measure"))
     unplanned, strings = predict(request), Strings()
-    table = OperatorTable(unplanned, strings, request.timed_on, measure)
+    timed_on = request.find_timed(shown.chosen.options.get("gpu"), measure)
+    table = OperatorTable(unplanned, strings, timed_on, measure)
     count, plans = len(shown.times), []
     most = MAX_TENSORS // (count + 1)
     for plan, time in shown.times.items():
@@ -280,7 +283,8 @@ def _batch(batch: int, plan: Plan, network: str) -> dict[str, Json]:
     """Return the figures of a Plan of a batch, and the seconds of a step without it."""
     measure = bool(plan.options.get("measure"))
     training = predict(plan.request).training
-    step = float(timing.find_times(training, plan.request.timed_on, measure).step)
+    timed_on = plan.request.find_timed(plan.options.get("gpu"), measure)
+    step = float(timing.find_times(training, timed_on, measure).step)
     figures = _figures(plan, plan.predict_time(measure), network)
     return {"batch": batch, "step_seconds": step, **figures}
 

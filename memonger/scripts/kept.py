@@ -38,12 +38,13 @@ def file_of(net: Symbol, shapes: object, keywords: Keywords) -> Path:
     of_network = {k: v for k, v in keywords.items() if k in (*names, "ctx")}
     options = {k: v for k, v in keywords.items() if k not in names}
     request = read_request(net, shapes, **of_network)
+    checked = read_options(**options)
     parts = [
-        fingerprint(request, read_options(**options)),
+        fingerprint(request, checked),
         json_of(request.symbol),  # with the names that its nodes have
         request.keep.patterns,
         request.recompute.patterns,
-        device_name(request.timed_on),
+        device_name(request.find_timed(checked.gpu, checked.measure)),
         has_avx2(),
         _installed(),
     ]

@@ -234,6 +234,7 @@ def enable(
     budget_of: str | None = None,
     optimizer: object = None,
     measure: bool = False,
+    gpu: str | None = None,
     patience: float | None = None,
     keep: Selector | None = None,
     recompute: Selector | None = None,
@@ -254,7 +255,7 @@ def enable(
     how : {'marks', 'schedule', 'auto'}, optional
         As `plan` takes it; by default 'auto' for Gluon's blocks and for limits of memory or time,
         and otherwise 'marks'.
-    work, budget, slower_than, budget_of, optimizer, measure, patience, keep, recompute
+    work, budget, slower_than, budget_of, optimizer, measure, gpu, patience, keep, recompute
         As `plan` takes them. A network that has no operator of a pattern trains without a plan.
     report : str or path, optional
         Where a page of the largest network is written at the end.
@@ -283,7 +284,7 @@ def enable(
     """
     global _active
     keywords = {"how": how, "work": work, "budget": budget, "budget_of": budget_of}
-    keywords.update(optimizer=optimizer, measure=measure or None, patience=patience)
+    keywords.update(optimizer=optimizer, measure=measure or None, gpu=gpu, patience=patience)
     keywords.update(keep=keep, recompute=recompute, slower_than=slower_than)
     options = {name: value for name, value in keywords.items() if value is not None}
     session = Session(options, report=report, check=check, or_plain=or_plain, cache=cache)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from memonger.costs.time.gpus import GPUS, USUAL
 from memonger.support.checks import check_count, check_number
 from memonger.support.errors import MemongerError
 from memonger.support.types import NDArray
@@ -39,6 +40,7 @@ class Options:
     kept_copies: bool = True
     rules: bool = True
     measure: bool = False
+    gpu: str | None = None  # whose data sheet tells the times: one of `GPUS`
     patience: float | None = None  # as the network is worth it
 
 
@@ -53,7 +55,12 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
     """Check how to plan, as the keywords of ``memonger.plan`` of these names say."""
     options = Options(**keywords)
     how, planner, patience = options.how, options.planner, options.patience
-    choices = ("way (how)", how, (*WAYS, EITHER)), ("planner", planner, PLANNERS)
+    gpu = USUAL if options.gpu is None else options.gpu
+    choices = (
+        ("way (how)", how, (*WAYS, EITHER)),
+        ("planner", planner, PLANNERS),
+        ("gpu", gpu, GPUS),
+    )
     for option, value, names in choices:
         if not isinstance(value, str) or value not in names:
             forms = ", ".join(map(repr, names))
@@ -72,6 +79,8 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
     if checked_patience is not None and not 0 < checked_patience <= 1e9:
         allowed = "must be more than 0 and at most 1e+09 (1 is the usual search)"
         raise MemongerError(f"patience={patience} {allowed}")
+    if options.gpu is not None and options.measure:
+        raise MemongerError("measure=True measures a device that is here; leave it out, or gpu=")
     knee = isinstance(budget, str) and budget.strip().lower() == KNEE
     if knee and (budget_of is not None or optimizer is not None):
         raise MemongerError("budget='knee' bounds no bytes; leave out budget_of and optimizer")

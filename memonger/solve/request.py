@@ -11,9 +11,10 @@ import re
 from dataclasses import astuple, dataclass, replace
 from typing import Mapping
 
+from memonger.costs.time.gpus import USUAL
 from memonger.graph import inputs, marks
 from memonger.graph.forward import no_collection
-from memonger.graph.operators.recompute import ANY, GPU, targets_of
+from memonger.graph.operators.recompute import ANY, CPU, GPU, targets_of
 from memonger.solve.options import Options
 from memonger.solve.selection import Selection, read_operators, select
 from memonger.support.errors import MemongerError, UnmatchedError
@@ -44,10 +45,22 @@ class Request:
         """The device to bind on: the CPU, so that no CUDA context is made, if no GPU is named."""
         return mx.cpu() if isinstance(self.ctx, str) else inputs.check_device(self.ctx)
 
-    @property
-    def timed_on(self) -> Context:
-        """The device to time operators on: a GPU for a plan for GPUs, if one is there."""
-        return mx.gpu(0) if self.ctx == GPU and inputs.count_gpus() else self.device
+    def find_timed(self, gpu: str | None, measure: bool = False) -> Context | str:
+        """Find whose times are meant: those of a device, or of a GPU by its name in `GPUS`.
+
+        That is ``gpu`` if it is given. For GPUs it is the first one here; `USUAL` if there is none.
+        """
+        if gpu is None and self.ctx == GPU and not inputs.count_gpus():
+            gpu = USUAL
+        if gpu is None:
+            return mx.gpu(0) if self.ctx == GPU else self.device
+        if self.device_type == CPU:
+            text = f"gpu={gpu!r}: the plan is for {self.devices}; leave out gpu=, or give ctx='gpu'"
+            raise MemongerError(text)
+        if measure:
+            text = f"measure=True: times are those of gpu={gpu!r}, not measured; leave it out, or "
+            raise MemongerError(text + "plan where the GPU is, without gpu=")
+        return gpu
 
     @property
     def device_type(self) -> str:

@@ -42,7 +42,9 @@ class Strings:
 class OperatorTable:
     """The operators of a network, as columns; they are the same with every plan."""
 
-    def __init__(self, unplanned: Memory, strings: Strings, device: Context, measure: bool) -> None:
+    def __init__(
+        self, unplanned: Memory, strings: Strings, device: Context | str, measure: bool
+    ) -> None:
         graph = unplanned.graph
         operators = list(graph.operators)
         self.strings, self.nodes = strings, [graph.nodes[i] for i in operators]

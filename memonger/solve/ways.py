@@ -87,7 +87,9 @@ class _Network:
     for_all = True  # whether a plan must be right whatever gradients are asked for
 
     def __init__(self, request: Request, options: Options) -> None:
-        self.request, self.options = request, options
+        self.timed_on = request.find_timed(options.gpu, options.measure)
+        gpu = self.timed_on if isinstance(self.timed_on, str) else None
+        self.request, self.options = request, replace(options, gpu=gpu)
         self.graph = graph = forward_graph(request.symbol, request.spec)
         refuse(graph)
         if any(RECORD in node.hidden for node in graph.nodes):
@@ -149,7 +151,10 @@ class _Network:
     @once
     def time_operators(self) -> timing.Times:
         """Predict, or measure, the seconds that operators take without a plan."""
-        return timing.find_times(self.training, self.request.timed_on, self.options.measure)
+        if self.options.gpu is not None:
+            text = "times are those of gpu=%r by its data sheet; gpu= names another"
+            log.info(text, self.options.gpu)
+        return timing.find_times(self.training, self.timed_on, self.options.measure)
 
     @once
     def choose_patience(self) -> float:
@@ -253,7 +258,7 @@ class Marks(_Network):
     def _time_nodes(self, rules: Rules) -> NodeTimes:
         """Predict, or measure, the times of a network with copies."""
         training = rules.trainings[0]
-        times = timing.find_times(training, self.request.timed_on, self.options.measure)
+        times = timing.find_times(training, self.timed_on, self.options.measure)
         moved = timing.count_moved_bytes(training)[: training.arrays.forward]
         return NodeTimes(times.forward, times.gradient, moved)
 

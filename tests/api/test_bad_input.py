@@ -97,6 +97,10 @@ OF_DEVICE = {"budget": "60%", "budget_of": "device"}
 MISUSE: list[tuple[dict[str, Any], list[str]]] = [
     ({"how": "luck"}, ["(how)", "'luck'", "'schedule'", "'marks'"]),
     ({"how": np.array(["marks", "schedule"])}, ["unknown way"]),
+    ({"gpu": "K80"}, ["unknown gpu 'K80'", "'V100'", "'RTX 2080 Ti'"]), ({"gpu": 0}, ["gpu 0"]),
+    ({"gpu": "T4", "measure": True}, ["measure=True", "leave it out, or gpu="]),
+    ({"gpu": "T4", "ctx": "cpu"}, ["gpu='T4'", "for cpu", "ctx='gpu'"]),
+    ({"measure": True, "ctx": "gpu"}, ["measure=True", "'V100'", "plan where the GPU is"]),
     ({"how": "schedule", "work": 0.5}, ["work=0.5", "give 1 or more"]),
     ({"how": "schedule", "work": "2"}, ["work must be a number", "'2'"]),
     ({"how": "schedule", "work": float("nan")}, ["work=nan"]),

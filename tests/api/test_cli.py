@@ -67,6 +67,12 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     (f"plan {NET} --ctx cpu --devices 2", "plan", {"ctx": "cpu", "devices": 2}),
     (f"plan {NET} --type data=float16", "plan", {"type_dict": {"data": "float16"}}),
     (f"frontier {NET} --patience 0.5 --measure", "frontier", {"patience": 0.5, "measure": True}),
+    (f"plan {NET} --gpu T4 --budget 60%", "plan", {"gpu": "T4", "budget": "60%"}),
+    (
+        "batch {net} --shape data=N,64 --gpu 'RTX 3090' --budget 9MB",
+        "largest_batch",
+        {"gpu": "RTX 3090", "budget": "9MB"},
+    ),
     (f"frontier {NET} --points 5 --how schedule", "frontier", {"points": 5, "how": "schedule"}),
     (f"explain {NET} --devices 2", "explain", {"devices": 2}),
     (f"explain {NET} --plan --budget 60%", "plan", {"budget": "60%"}),

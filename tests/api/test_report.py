@@ -287,6 +287,7 @@ def test_plans_that_do_not_belong_together_are_refused(chain: Any, tmp_path: Pat
     half = memonger.plan(symbol, dict.fromkeys(shapes, (2048, 64)))
     on_cpu = memonger.plan(symbol, shapes, ctx=mx.cpu())
     added = memonger.plan(symbol, shapes, grad_req="add")
+    for_t4 = memonger.plan(symbol, shapes, gpu="T4")
     same = mx.sym.load_json(symbol.tojson().replace('"tanh"', '"sigmoid"'))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"others": ["plan"]}, "others: element 0 is 'plan'; give Plans"),
@@ -294,6 +295,7 @@ def test_plans_that_do_not_belong_together_are_refused(chain: Any, tmp_path: Pat
         ({"others": [half]}, "others: plan 0 is for other shapes; one report"),
         ({"others": [on_cpu]}, "others: plan 0 is for another device"),
         ({"others": [added]}, "others: plan 0 is for other gradients"),
+        ({"others": [for_t4]}, "others: plan 0 is for the times of another GPU"),
         ({"others": [memonger.plan(same, shapes)]}, "others: plan 0 is of another network"),
         ({"others": 7}, "others=7: give Plans"),
         ({"budget": "lots"}, "budget='lots' cannot be read; give"),

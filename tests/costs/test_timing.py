@@ -14,6 +14,7 @@ from memonger.costs.time import measured as timing
 from memonger.costs.time.measured import Rates
 from memonger.graph.training import TrainingGraph, training_graph
 
+import networks
 import planned
 
 pytestmark = pytest.mark.python_differs
@@ -195,3 +196,34 @@ def test_operators_are_measured_once(disk: Any) -> None:
     assert times.gradient[names.index("tie")] == 3 * plain.gradient[names.index("tie")] > 0
     alone = times.forward == 7
     assert times.step == pytest.approx((times.forward + times.gradient)[alone].sum(), abs=0.01)
+
+
+def test_a_gpu_that_is_not_here_has_the_times_of_its_data_sheet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Nothing of this machine is in them: nothing is measured here."""
+    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
+    caplog.set_level("INFO", "memonger")
+    symbol, shapes = networks.chain(12, hidden=32, batch=4096)
+    options: Any = {"budget": "80%", "how": "schedule", "patience": 0.02}
+    usual = memonger.plan(symbol, shapes, ctx="gpu", **options)
+    assert "times are those of gpu='V100' by its data sheet" in caplog.text
+    assert usual.options["gpu"] == "V100" and "is added, as predicted for V100" in str(usual)
+    named = memonger.plan(symbol, shapes, ctx="gpu", gpu="L4", **options)
+    assert named.added_time != usual.added_time and "predicted for L4" in str(named)
+    frontier = memonger.frontier(symbol, shapes, gpu="L4", patience=0.02)
+    alone = memonger.plan(symbol, shapes, gpu="L4", patience=0.02)
+    assert alone.predict_time() == pytest.approx(frontier[-1].added_time, rel=0.2)
+    assert not any(tmp_path.iterdir())
+    memonger.plan(symbol, shapes, **options)
+    assert any(tmp_path.glob("rates-*"))
+
+
+def test_what_is_dear_on_one_gpu_is_cheap_on_another() -> None:
+    """A product of some intensity is slower on a V100 than two sums, and faster on an L4."""
+    x = S.FullyConnected(S.Variable("data"), num_hidden=256, no_bias=True, name="fc")
+    x = S.sin(S.sin(x, name="first"), name="second")
+    training = training_graph(planned.forward(S.MakeLoss(x), {"data": (8192, 256)}))
+    fc, first, second = map(list(training.names).index, ("fc", "first", "second"))
+    volta, ada = (timing.find_times(training, gpu).forward for gpu in ("V100", "L4"))
+    assert volta[fc] > volta[first] + volta[second] and ada[fc] < ada[first] + ada[second]

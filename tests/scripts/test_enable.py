@@ -272,10 +272,11 @@ def test_plans_are_kept_for_the_next_process(folder: Path, monkeypatch: Any) -> 
         return file.stat().st_mtime > 0
 
     assert is_taken() and not is_taken(cache=False) and len(list(folder.iterdir())) == 1
-    start(budget="70%")
+    start(budget="70%", gpu="T4")
     monkeypatch.setenv("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "2")
     start()
     assert len(list(folder.iterdir())) == 3
+    assert start(budget="70%", gpu="L4").options["gpu"] == "L4" and len(list(folder.iterdir())) == 4
     monkeypatch.delenv("MXNET_EXEC_INPLACE_GRAD_SUM_CAP")
     folder.chmod(0o755)
     assert not is_taken()

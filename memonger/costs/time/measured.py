@@ -6,7 +6,8 @@ longer, and the time of a call besides; and as many times longer as others of it
 operator comes to the roofline is a matter of its kernel, so one `Example` of each class is run.
 MKLDNN hands on images in layouts of its own. BatchNorm and pooling are several times faster on
 these, and operators that do not know them have them put back into order first. So operators on
-images are measured behind a convolution.
+images are measured behind a convolution. A GPU that is not here has its data sheet (`GPUS`) and
+no factors: those of a CPU would say of it what is not so.
 
 Measured: each distinct operator (its parameters, shapes and types) is bound alone, warmed, and run
 some times, forward and with its gradient. What is measured is kept on disk, by device.
@@ -29,6 +30,7 @@ import numpy as np
 
 from memonger.costs.bind import has_mkldnn
 from memonger.costs.time.flops import count_forward_flops
+from memonger.costs.time.gpus import GPUS, Rates
 from memonger.graph.arrays import BACKWARD, find_owners
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec
@@ -53,14 +55,6 @@ Run = Callable[[], NDArray]  # begins something and gives an array that is ready
 IMAGES: Shape = (8, 64, 56, 56)  # for operators that take images of any shape
 ONE: Shape = (1,)  # of what is taken to be a constant, which gets no gradient
 ROWS: Shape = (256, 2048)  # for operators that take anything
-
-
-class Rates(NamedTuple):
-    """What a device can do."""
-
-    flops: float  # floating point operations a second, in a large matrix product
-    nbytes: float  # bytes read and written a second, in a large sum of two arrays
-    call: float  # seconds that an operator takes that does nothing
 
 
 class Times(NamedTuple):
@@ -88,8 +82,13 @@ class Example(NamedTuple):
         return load_nodes(*alone(self.op, dict(self.attrs), len(self.shapes)))
 
 
-def find_times(training: TrainingGraph, ctx: Context, measure: bool = False) -> Times:
-    """Predict the times of a training step, or ``measure`` those of operators that run alone."""
+def find_times(training: TrainingGraph, ctx: Context | str, measure: bool = False) -> Times:
+    """Predict the times of a training step, or ``measure`` those of operators that run alone.
+
+    ``ctx`` is the name of one of `GPUS` where the device is not here: its roofline alone predicts.
+    """
+    if isinstance(ctx, str):
+        return predict_times(training, GPUS[ctx])
     factors = find_factors(training, ctx)
     times = predict_times(training, find_rates(ctx), factors)
     return _measure_operators(training, ctx, times, factors) if measure else times
@@ -379,8 +378,10 @@ def _open_stored(kind: str, ctx: Context) -> ContextManager[Json]:
 
 
 @functools.lru_cache(maxsize=None)
-def device_name(ctx: Context) -> str:
+def device_name(ctx: Context | str) -> str:
     """Name the hardware behind a device, and what bears on its speed."""
+    if isinstance(ctx, str):
+        return ctx
     if ctx.device_type == "gpu":
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={ctx.device_id}"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
