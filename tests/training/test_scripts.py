@@ -199,6 +199,15 @@ def check_alternatives(figures: Any) -> None:
         assert (row["gradients"] == row["statistics"] == "same bits") == ("smaller" not in way)
 
 
+def check_peers(figures: Any) -> None:
+    """Twice within the budget, and slower with less of it; the last is refused."""
+    for rows in figures["networks"]["own"]["ours"].values():
+        large, small, none = rows
+        assert all(row["bytes"] <= row["limit"] and row["bound"] for row in (large, small))
+        assert 0 <= large["time"] < small["time"] and 0 <= small["again"] <= 2
+        assert none["least_bytes"] <= small["bytes"] and "share" not in none
+
+
 SLOW = pytest.mark.slow
 #: A benchmark with its arguments, and what holds of the figures that it writes.
 BENCHMARKS = [
@@ -209,6 +218,7 @@ BENCHMARKS = [
     pytest.param("step own --work 2 --rounds 2", check_steps, marks=SLOW),
     pytest.param("time tiny --budgets 1.0 0.6 0.01 --rounds 2", check_times, marks=SLOW),
     pytest.param("alternatives tiny --rounds 1", check_alternatives, marks=SLOW),
+    pytest.param("peers own --budgets 0.9 0.6 0.01", check_peers, marks=SLOW),
 ]
 
 

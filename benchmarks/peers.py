@@ -1,0 +1,206 @@
+"""Twelve falling budgets: what a plan takes, beside PyTorch's ``activation_memory_budget``.
+
+    python benchmarks/peers.py                              # all networks, without PyTorch
+    python benchmarks/peers.py --torch ~/torch/bin/python   # and with that of another Python
+    python benchmarks/peers.py unet bert --json out.json    # some of them
+    python benchmarks/peers.py --dropout --torch ~/torch/bin/python
+
+Each figure is a share of what the same system takes without a plan, in %. Ours: the pool, as MXNet
+has bound it, and behind it what is alive at once. PyTorch's: what is alive at once. Parameters,
+their gradients and inputs are in none. In brackets the FLOPs of convolutions and products that run
+again, as a share of the forward pass, and the time that is added to a step. Times are predicted by
+one roofline for both, of a GPU's data sheet, operator by operator. PyTorch has more operators: it
+divides BatchNorm and the like, which a compiler would fuse again. ``--dropout`` counts the elements
+of a mask that PyTorch's backward pass draws anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Sequence
+
+import memonger
+import numpy as np
+from memonger.costs.time.gpus import GPUS, USUAL
+from memonger.solve.memory import predict
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+import networks
+from common import as_module_does, check_names, machine
+
+BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1)
+HOWS = ("marks", "auto")
+PRODUCTS = ("Convolution", "Deconvolution", "FullyConnected", "batch_dot", "dot")
+NETWORKS: dict[str, Callable[[], networks.Network]] = {
+    "resnet50-v1": functools.partial(networks.model_zoo, "resnet50_v1"),
+    "densenet121": functools.partial(networks.model_zoo, "densenet121"),
+    "mobilenetv2": networks.mobilenet_v2,
+    "vgg19": functools.partial(networks.model_zoo, "vgg19"),
+    "inception-v3": networks.inception_v3,
+    "unet": networks.unet,
+    "bert": functools.partial(
+        networks.transformer, batch=32, steps=128, vocabulary=10, dropout=0.1
+    ),
+    "lstm-4x100": functools.partial(networks.lstm, steps=100),
+}
+
+
+def figures_of(plan: memonger.Plan) -> dict[str, float]:
+    """Return what a plan takes, as shares."""
+    memory = predict(replace(plan.request, symbol=plan.symbol))
+    flops = memory.node_flops.astype(np.float64)
+    flops[[node.op not in PRODUCTS for node in memory.graph.nodes]] = 0
+    return {
+        "bytes": plan.pool_bytes,
+        "share": plan.pool_bytes / plan.unplanned_bytes,
+        "alive": plan.peak_bytes / predict(plan.request).peak_bytes,
+        "again": float(flops[memory.recomputed].sum() / flops.sum()),
+        "time": plan.time_overhead or 0.0,
+        "bound": plan.exact,
+    }
+
+
+def measure_ours(network: networks.Network, how: str, options: argparse.Namespace) -> Any:
+    """Return the figures of each budget; of one that nothing fits the least that was found."""
+    symbol, shapes = network
+    rows: list[dict[str, Any]] = []
+    keywords = {"how": how, "ctx": "gpu", "gpu": options.gpu, "patience": options.patience}
+    for budget in options.budgets:
+        row: dict[str, Any] = {"asked": budget}
+        try:
+            plan = memonger.plan(
+                symbol, shapes, budget=budget, grad_req=as_module_does(symbol, shapes), **keywords
+            )
+            row.update(figures_of(plan), limit=int(budget * plan.unplanned_bytes))
+        except memonger.BudgetError as error:
+            row["least_bytes"] = error.least_bytes
+        rows.append(row)
+    return rows
+
+
+def exported(network: networks.Network) -> dict[str, Any]:
+    """Return a network as `peers_torch` reads it: its nodes, the shape of each, its inputs."""
+    symbol, shapes = network
+    internals = symbol.get_internals()
+    names, sizes = internals.list_outputs(), internals.infer_shape(**shapes)[1]
+    shape_of = dict(zip(names, sizes))
+    nodes = json.loads(symbol.tojson())["nodes"]
+    words = [nodes[node["inputs"][0][0]]["name"] for node in nodes if node["op"] == "Embedding"]
+    ends = ("", "_output", "_output0")
+    return {
+        "nodes": nodes,
+        "shapes": [
+            next(shape_of[node["name"] + end] for end in ends if node["name"] + end in shape_of)
+            for node in nodes
+        ],
+        "inputs": [*shapes],
+        "indices": [name for name in shapes if "label" in name or name in words],
+    }
+
+
+def run_torch(python: str, content: Any) -> Any:
+    """Measure PyTorch in another process; return its figures."""
+    script = Path(__file__).with_name("peers_torch.py")
+    with tempfile.TemporaryDirectory() as folder:
+        asked, out = (Path(folder) / name for name in ("asked.json", "out.json"))
+        asked.write_text(json.dumps(content))
+        subprocess.run([python, "-W", "ignore", str(script), str(asked), str(out)], check=True)
+        return json.loads(out.read_text())
+
+
+def cell(row: dict[str, Any], places: Sequence[str]) -> str:
+    """Write a figure: memory, and in brackets what runs again, and the time that is added."""
+    if "share" not in row:
+        return "-"
+    memory = " / ".join(f"{100 * row[place]:.0f}" for place in places)
+    return f"{memory} ({100 * row['again']:.0f}, {100 * row['time']:+.0f})"
+
+
+def list_broken(rows: Sequence[dict[str, Any]], memory: str) -> tuple[int, int]:
+    """Count the plans over their budget, and those faster than one of a larger budget."""
+    plans = [row for row in rows if "share" in row and row["asked"] < 1]
+    over = sum(row[memory] > row.get("limit", row["asked"]) for row in plans)
+    return over, sum(b["time"] < a["time"] - 1e-9 for a, b in zip(plans, plans[1:]))
+
+
+def find_ahead(peers: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]], memory: str) -> Any:
+    """Find the plans of peers that none of ours beats or equals in both memory and time."""
+    plans = [row for row in ours if "share" in row]
+    return [
+        peer
+        for peer in peers
+        if peer["share"] < 1
+        and not any(p[memory] <= peer["share"] and p["time"] <= peer["time"] for p in plans)
+    ]
+
+
+def tell(name: str, figures: dict[str, Any], options: argparse.Namespace) -> None:
+    """Print the table of a network, and what holds of it."""
+    ours, torch = figures["ours"], figures.get("torch")
+    heads = [f"ours, {how}" for how in HOWS] + (["PyTorch"] if torch else [])
+    print(f"\n| {name}: asked | {' | '.join(heads)} |\n|---{'|---' * len(heads)}|")
+    for k, budget in enumerate(options.budgets):
+        cells = [cell(ours[how][k], ("share", "alive")) for how in HOWS]
+        cells += [cell(torch[k], ("share",))] if torch else []
+        print(f"| {100 * budget:.0f} % | {' | '.join(cells)} |", flush=True)
+    for how in HOWS:
+        over, fell = list_broken(ours[how], "bytes")
+        inexact = sum(not row.get("bound", True) for row in ours[how])
+        print(f"ours, {how}: over budget: {over}; time fell: {fell}; not as bound: {inexact}")
+    if torch:
+        over, fell = list_broken(torch, "share")
+        print(f"PyTorch: over budget: {over}; time fell: {fell}")
+        for memory in ("share", "alive"):
+            points = find_ahead(torch, [row for how in HOWS for row in ours[how]], memory)
+            texts = ", ".join(cell(row, ("share",)) for row in points) or "nowhere"
+            print(f"PyTorch is ahead of our {'pool' if memory == 'share' else memory}: {texts}")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("networks", nargs="*", metavar="network", help=", ".join(NETWORKS))
+    parser.add_argument("--budgets", nargs="+", type=float, default=BUDGETS, metavar="SHARE")
+    parser.add_argument("--gpu", choices=GPUS, default=USUAL, help="whose roofline it is")
+    parser.add_argument("--patience", type=float, default=1.0, help="times the usual search")
+    parser.add_argument("--torch", metavar="PYTHON", help="a Python that has PyTorch")
+    parser.add_argument("--dropout", action="store_true", help="only look at PyTorch's Dropout")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    options = parser.parse_args(arguments)
+    check_names(parser, options.networks, NETWORKS)
+    python = options.torch or (sys.executable if importlib.util.find_spec("torch") else None)
+    if options.dropout:
+        if python is None:
+            parser.error("this Python has no PyTorch; name one that has, with --torch")
+        for row in run_torch(python, {"budgets": (1.0, *options.budgets, 0.0)})["figures"]:
+            print("{backend}, budget {budget}: {others} elements of another mask".format(**row))
+        return 0
+    print(f"{machine()}; times of a {options.gpu} by its data sheet")
+    content: dict[str, Any] = {"machine": machine(), "gpu": options.gpu, "networks": {}}
+    broken = 0
+    for name in options.networks or NETWORKS:
+        network = NETWORKS[name]()
+        figures: dict[str, Any] = {"ours": {h: measure_ours(network, h, options) for h in HOWS}}
+        if python is not None:
+            asked = {"budgets": options.budgets, "rates": GPUS[options.gpu]}
+            content.update(run_torch(python, {**asked, "network": exported(network)}))
+            figures["torch"] = content.pop("figures")
+        content["networks"][name] = figures
+        tell(name, figures, options)
+        broken += sum(sum(list_broken(rows, "bytes")) for rows in figures["ours"].values())
+        if options.json:
+            options.json.write_text(json.dumps(content, indent=1))
+    return int(broken > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
