@@ -51,7 +51,7 @@ TURNS = 20  # of calls for one row
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "static_alloc": {},
-    "marks": {},
+    "marks": {"how": "marks"},
     "schedule R = 2": {"how": "schedule", "work": 2.0},
     "60 %": {"budget": "60%"},
     "marks, Module": {},
@@ -197,7 +197,7 @@ def gradients_of_loss(outputs: Sequence[Any]) -> list[Any]:
 def stub_seconds(name: str, patience: float) -> float:
     """Measure the CPU seconds of a planned block's call beside those of its executor."""
     net, x = made(name)
-    memonger.gluon.plan(net, data=x.shape, patience=patience)
+    memonger.gluon.plan(net, data=x.shape, patience=patience, how="marks")
     symbol, row, known = memonger.gluon.plan_of(net).symbol, x[:1], net.collect_params()
     arrays = {each: known[each].data() if each in known else row for each in symbol.list_inputs()}
     gradients = {each: known[each].grad() for each in symbol.list_arguments() if each in known}

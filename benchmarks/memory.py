@@ -6,9 +6,9 @@
     python benchmarks/memory.py --symbols DIR               # those of a folder
     python benchmarks/memory.py --work 2 3 4                # schedules instead, for so much work
 
-Every figure is MB (2**20 bytes) as MXNet reports it when it binds the result: the network without
-a plan (none), with the plan of the original's algorithm on the network's mirror_stage marks, or on
-none (original), with what the rules leave of that plan (with rules), and with ours. Then the
+Every figure is the pool that MXNet takes in MB (2**20 bytes), replayed and confirmed by a bind: of
+the network without a plan (none), with the plan of the original's algorithm on the network's
+mirror_stage marks, or on none (original), with what the rules leave of that plan (with rules), and with ours. Then the
 forward operations that our plan does again, as a share of one forward pass.
 
 Every step runs in a process of its own. Seconds are those of the whole process: imports, reading
@@ -178,12 +178,12 @@ def plan_ruled(folder: Path) -> None:
 def measure(folder: Path) -> None:
     """Bind the network and whatever plans of it there are."""
     symbol, shapes = read(folder)
-    figures: dict[str, Any] = {"none": memonger.get_cost(symbol, shapes=shapes)}
+    figures: dict[str, Any] = {"none": memonger.pool_bytes(symbol, shapes=shapes) // MB}
     for name in ("original", "ruled", "ours"):
         if not (folder / (name + "-symbol.json")).exists():
             continue
         planned = read_symbol(folder, name)
-        figures[name] = memonger.get_cost(planned, shapes=shapes)
+        figures[name] = memonger.pool_bytes(planned, shapes=shapes) // MB
     if "ours" in figures:
         figures.update(json.loads((folder / "work.json").read_text()))
     (folder / "figures.json").write_text(json.dumps(figures))
@@ -205,8 +205,8 @@ def plan_deep(folder: Path, name: str, **options: Any) -> None:
     if not plan.exact:  # the bind that confirms it says otherwise
         raise Failure(f"the bind differs from the prediction: {plan!r}")
     figures = {
-        "none": plan.candidates["no plan"] // MB,
-        "mb": plan.counted_bytes // MB,
+        "none": plan.unplanned_bytes // MB,
+        "mb": plan.pool_bytes // MB,
         "work": 1 + plan.recomputed_flops,
     }
     (folder / (name + ".json")).write_text(json.dumps(figures))

@@ -36,7 +36,10 @@ from train_digits import TRAINING_IMAGES, digits
 
 Arrays = Dict[str, Any]
 OPTIMIZER = ("adam", {"learning_rate": 0.001})
-PLANS: Dict[str, Dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
+PLANS: Dict[str, Dict[str, Any]] = {
+    "marks": {"how": "marks"},
+    "schedule": {"how": "schedule", "work": 2.0},
+}
 
 
 def network(options: argparse.Namespace) -> Any:

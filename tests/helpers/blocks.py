@@ -182,7 +182,9 @@ def different(one: Arrays, other: Arrays) -> list[str]:
 
 
 def planned(net: Any, shapes: Any = None, **options: Any) -> Any:
-    """Return a block with a plan from a short search."""
+    """Return a block with a plan from a short search: marks, where no options say otherwise."""
+    if not options.keys() & {"how", "budget"}:
+        options["how"] = "marks"
     return memonger.gluon.plan(net, shapes, patience=PATIENCE, **options)
 
 

@@ -30,7 +30,10 @@ from memonger.support.symbols import read
 from efforts import efforts
 
 ROOT = Path(__file__).resolve().parents[2]
-HOWS: dict[str, dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
+HOWS: dict[str, dict[str, Any]] = {
+    "marks": {"how": "marks"},
+    "schedule": {"how": "schedule", "work": 2.0},
+}
 
 
 def start_python(*arguments: Any, folder: Any = ROOT, **environment: str) -> subprocess.Popen[str]:
