@@ -122,7 +122,7 @@ def test_a_plan_prints_what_counts_is_frozen_and_pickles() -> None:
         plan.planner,
     ):
         assert words in text, text
-    assert plan.slowest and len(text.splitlines()) == 11
+    assert plan.slowest and len(text.splitlines()) == 15 and "\nlargest    " in text
     assert repr(plan).startswith(f"Plan(pool_bytes={plan.pool_bytes}, ")
     assert plan.recompute_overhead == plan.recomputed_flops and plan.time_overhead is None
     with pytest.raises(AttributeError):
