@@ -83,6 +83,8 @@ NETS: Dict[str, Tuple[Callable[[int, int], Tuple[Any, Shapes]], int]] = {
     "inception_v3": (lambda n, side: networks.inception_v3(batch=n, image=side), 299),
     "mobilenet_v2": (lambda n, side: networks.mobilenet_v2(batch=n, image=side), 224),
     "unet": (lambda n, side: networks.unet(batch=n, image=side), 256),
+    "ssd": (lambda n, side: networks.detection(batch=n, image=side), 256),
+    "rcnn": (lambda n, side: networks.rcnn(batch=n, image=side), 512),
     "lstm": (lambda n, _: networks.lstm(steps=100, batch=n), 0),
     "transformer": (lambda n, _: networks.transformer(batch=n), 0),
 }

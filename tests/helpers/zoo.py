@@ -223,6 +223,14 @@ TINY: Builders = {
     "fused cells": lambda: rnn_cells(True, steps=5, hidden=8),
 }
 
+#: What finds objects: operators whose gradient autograd computes, one of them written in Python.
+DETECTION: Builders = {
+    "rcnn": lambda: networks.rcnn(
+        image=64, classes=3, objects=4, filters=4, blocks=3, regions=8, hidden=16
+    ),
+    "ssd": lambda: networks.detection(batch=1, image=64, classes=3, objects=2),
+}
+
 #: Outputs that are one, are merged, are read within the network, or are variables.
 OUTPUTS: Builders = {
     outputs: functools.partial(several_outputs, outputs)

@@ -16,9 +16,8 @@ from memonger.schedules.execution.executor import POISON
 from memonger.schedules.execution.symbol import scheduled
 from memonger.support.kernels import compiled
 
-import networks
 from drawn_schedules import LEVELS, work_of
-from zoo import OUTPUTS, TINY, drawn
+from zoo import DETECTION, OUTPUTS, TINY, drawn
 from operator_cases import CASES, SMALL_SHAPES, small_net
 from planned import assert_alike, elsewhere, positive, process_mb
 
@@ -27,7 +26,7 @@ S = mx.sym
 NETWORKS: dict[str, Callable[[], Any]] = {
     **TINY,
     **OUTPUTS,
-    "detection": lambda: networks.detection(batch=1, image=64, classes=3, objects=2),
+    **DETECTION,
     **{f"drawn {seed}": functools.partial(drawn, seed) for seed in (0, 1, 2, 3, 5, 7)},
 }
 
