@@ -176,7 +176,7 @@ def _initial_values(
     indices = {i for n in nodes for k, (i, _) in enumerate(n.inputs[:2]) if n.op in INDEX_INPUTS[k]}
     result = {}
     for i in list(graph.arguments) + sorted(graph.auxiliary):
-        name, (shape, dtype) = nodes[i].name, graph.tensors[i][0]
+        name, (shape, dtype, _) = nodes[i].name, graph.tensors[i][0]
         if name in values:
             value = np.asarray(values[name]).reshape(shape)
         elif i in graph.auxiliary or name.endswith("gamma"):

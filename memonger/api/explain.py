@@ -10,7 +10,6 @@ import numpy as np
 from memonger.api.groups import Group, Member, find_groups
 from memonger.costs.lower_bound import find_lower_bound
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
-from memonger.graph.operators.recompute import why_kept
 from memonger.solve.memory import Memory, measure, predict
 from memonger.solve.request import read_call
 from memonger.solve.solution import NO_OPERATORS
@@ -160,7 +159,7 @@ def explain(
         row, output = int(line.row[k]), int(line.output[k])
         (name, op), x = step.name_and_op(row), int(memory.operators[row])
         phase = int(step.phases[row])
-        rule = why_kept(op, nodes[x].attrs) if x >= 0 and phase == FORWARD else None
+        rule = memory.graph.why_kept(x) if x >= 0 and phase == FORWARD else None
         name += f"[{output}]" if output else ""
         shape = step.signatures[row].tensors[output].shape
         tensors.append(Alive(name, op, KINDS[phase], int(line.nbytes[k]), rule or "", shape))
@@ -250,7 +249,7 @@ def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
         """Return why a tensor of the timeline is kept, in a word and in words: the first reason."""
         entry = int(starts[line.row[k]]) + output
         recomputed, gradients = readers[RECOMPUTED, entry], readers[BACKWARD, entry]
-        rule = why_kept(nodes[x].op, nodes[x].attrs)
+        rule = memory.graph.why_kept(x)
         if rule is None and x >= late:
             rule = f"it does not come before {nodes[late].name!r}"
         if rule is None and x in kept:

@@ -6,10 +6,10 @@ import re
 from typing import Iterable, Mapping
 
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.operators.gradients import makes_rows, unallocated
+from memonger.graph.operators.gradients import bind_inferred, makes_rows, unallocated
 from memonger.support.errors import MemongerError, said_by_mxnet
-from memonger.support.mxnet import Settings, environment, mx
-from memonger.support.types import Context, Executor, NDArray, Symbol
+from memonger.support.mxnet import Settings, environment, mx, without_fallbacks
+from memonger.support.types import Context, Executor, Symbol
 
 
 def bind(
@@ -20,20 +20,19 @@ def bind(
     request: str | Mapping[str, str] = "write",  # or 'add'; or by name (a dict)
 ) -> Executor:
     """Bind a symbol, of this ``graph``, for training with arrays that are never allocated."""
-
-    def arrays(nodes: Iterable[int]) -> dict[str, NDArray]:
-        tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in nodes}
-        return {name: unallocated(t.shape, t.dtype, ctx) for name, t in tensors.items()}
-
-    gradients = arrays(graph.arguments if wanted is None else wanted)
-    for i in find_sparse_gradients(graph):
-        name, tensor = graph.nodes[i].name, graph.tensors[i][0]
-        if name in gradients:  # without rows: nothing is allocated for it either
-            gradients[name] = mx.nd.sparse.zeros("row_sparse", tensor.shape, ctx, tensor.dtype)
-    arguments, auxiliary = arrays(graph.arguments), arrays(graph.auxiliary)
+    variables = (*graph.arguments, *sorted(graph.auxiliary))
+    inputs = {graph.nodes[i].name: graph.tensors[i][0] for i in variables}
+    names = [graph.nodes[i].name for i in (graph.arguments if wanted is None else wanted)]
+    requests = dict.fromkeys(names, request) if isinstance(request, str) else request
     try:
         with environment():
-            return symbol.bind(ctx, arguments, gradients, request, auxiliary)
+            if graph.sparse or find_sparse_gradients(graph):
+                with without_fallbacks():
+                    wanted_requests = {name: requests[name] for name in names}
+                    return bind_inferred(symbol, ctx, inputs, wanted_requests)
+            arrays = {name: unallocated(t.shape, t.dtype, ctx) for name, t in inputs.items()}
+            gradients = {name: arrays[name] for name in names}
+            return symbol.bind(ctx, arrays, gradients, request, arrays)
     except mx.MXNetError as error:
         why = said_by_mxnet(error)
         leaky = [n.name for n in graph.nodes if n.op == "LeakyReLU" and "act_type" not in n.attrs]

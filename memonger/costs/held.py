@@ -2,7 +2,7 @@
 
 An operator with a state of its own (``FCreateOpState``) may keep arrays in it; of those that are
 trained only ``RNN`` does: in MXNet's executor from its first step on, in a schedule from its run to
-its gradient. It is never recomputed (``operators.why_kept``). What operators ask for while they
+its gradient. It is never recomputed (``ForwardGraph.why_kept``). What operators ask for while they
 run (``kTempSpace``) is one space of the device (``MXNET_GPU_TEMP_COPY``), as large as the largest
 that was asked for (``src/resource.cc``). On the CPU MKLDNN's operators ask for it, for what they
 find or write in another layout than they compute in, and for gradients that nobody reads

@@ -16,7 +16,6 @@ import numpy as np
 
 from memonger.graph.arrays import find_owners
 from memonger.graph.forward import Node
-from memonger.graph.operators.recompute import why_kept
 from memonger.graph.training import TrainingGraph
 from memonger.support.types import Int64s
 
@@ -43,7 +42,7 @@ def find_lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None)
     """Find the least memory of plans that keep these operators, by default all that must be."""
     t, nodes = training.arrays, training.graph.nodes
     if kept is None:
-        kept = [x for x in training.graph.operators if why_kept(nodes[x].op, nodes[x].attrs)]
+        kept = [x for x in training.graph.operators if training.graph.why_kept(x)]
     once = np.zeros(len(t.elements), dtype=np.bool_)  # tensors that are computed once
     for x in kept:  # a schedule computes the output of a Dropout again, from its mask
         once[t.output_start[x] + (nodes[x].op == "Dropout") : t.output_start[x + 1]] = True

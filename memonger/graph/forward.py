@@ -13,7 +13,8 @@ from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from memonger.graph.operators.tensors import Attributes, Tensor, Tensors
+from memonger.graph.operators import recompute
+from memonger.graph.operators.tensors import DENSE, Attributes, Tensor, Tensors
 from memonger.support.types import Bools
 
 Entry = Tuple[int, int]  # a node of a graph, and which of its outputs
@@ -60,6 +61,19 @@ class ForwardGraph:
     def operators(self) -> tuple[int, ...]:
         """Indices of the nodes that are not variables."""
         return tuple([i for i, node in enumerate(self.nodes) if not node.is_variable])
+
+    @functools.cached_property
+    def sparse(self) -> frozenset[Entry]:
+        """The tensors that MXNet stores as csr or row_sparse."""
+        entries = ((i, k, t) for i, ts in enumerate(self.tensors) for k, t in enumerate(ts))
+        return frozenset((i, k) for i, k, tensor in entries if tensor.stype != DENSE)
+
+    def why_kept(self, i: int) -> str | None:
+        """Return why an operator must not be recomputed, or None if it may be."""
+        node = self.nodes[i]
+        entries = {*node.inputs, *[(i, k) for k in range(len(self.tensors[i]))]}
+        reason = None if self.sparse.isdisjoint(entries) else "it reads or makes a sparse array"
+        return recompute.why_kept(node.op, node.attrs) or reason
 
     def shown_tensors(self, i: int) -> Tensors:
         """Return the outputs of a node that ``list_outputs`` shows."""

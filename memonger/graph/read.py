@@ -6,15 +6,16 @@ import contextlib
 import io
 import re
 import sys
-from typing import Iterator
+from typing import Iterator, Sequence
 
 import numpy as np
 
 from memonger.graph.forward import FLOAT, ForwardGraph, Node, no_collection
 from memonger.graph.inputs import PARAMETER_ENDINGS, TYPE, InputSpec, drop_old_types
-from memonger.graph.operators.tensors import Shape, Tensor
+from memonger.graph.operators.gradients import bind_inferred
+from memonger.graph.operators.tensors import DENSE_NUMBERS, STORAGE, Shape, Tensor, Tensors
 from memonger.support.errors import MemongerError, said_by_mxnet
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import environment, mx, without_fallbacks
 from memonger.support.symbols import all_outputs, load_nodes, read
 from memonger.support.types import Json, Symbol
 
@@ -32,6 +33,7 @@ def forward_graph(symbol: Symbol, spec: InputSpec) -> ForwardGraph:
     outputs, start = all_outputs(graph), graph["node_row_ptr"]
     shapes = _infer_shapes(symbol, graph, outputs, spec, nodes)
     tensors = tuple(map(Tensor, shapes, _infer_types(symbol, outputs, spec, nodes)))
+    tensors = _with_stypes(tensors, outputs, nodes, start)
     names: list[list[str]] = [[] for _ in nodes]
     for head, name in zip(graph["heads"], internals.list_outputs()):
         names[head[0]].append(name)
@@ -167,3 +169,16 @@ def _infer_types(
             "float16 or float32"
         )
     return [names[kind] for kind in inferred]
+
+
+def _with_stypes(
+    tensors: Tensors, outputs: Symbol, nodes: tuple[Node, ...], start: Sequence[int]
+) -> Tensors:
+    """Find how MXNet stores the outputs, by a bind without memory; those of node i are at start."""
+    stored = {node.hidden.get(STORAGE, "0") for node in nodes if node.is_variable}
+    if stored <= {*DENSE_NUMBERS} and not any(node.op == "cast_storage" for node in nodes):
+        return tensors
+    inputs = {node.name: tensors[i] for node, i in zip(nodes, start) if node.is_variable}
+    with environment(), without_fallbacks():
+        arrays = bind_inferred(outputs, mx.cpu(), inputs, {}).outputs
+    return tuple([tensor._replace(stype=a.stype) for tensor, a in zip(tensors, arrays)])

@@ -21,7 +21,7 @@ from memonger.graph.arrays import BACKWARD, FORWARD, KEPT, RECOMPUTED, GraphArra
 from memonger.graph.forward import Entry, ForwardGraph, Node, no_collection
 from memonger.graph.operators import gradients
 from memonger.graph.operators.gradients import ZEROS, GradientFacts, OperatorGradient
-from memonger.graph.operators.tensors import Attributes, Tensors
+from memonger.graph.operators.tensors import DENSE, Attributes, Tensors
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 from memonger.support.mxnet import Settings
@@ -238,9 +238,18 @@ class _Builder:
         self.origin.append(origin)
         return len(self.names) - 1, 0, KEPT
 
-    def _add_part(self, op: str, name: str, attrs: Attributes, reads: Reads, entry: Entry) -> Read:
+    def _add_part(
+        self,
+        op: str,
+        name: str,
+        attrs: Attributes,
+        reads: Reads,
+        entry: Entry,
+        stype: str | None = None,  # by default that of the tensor
+    ) -> Read:
         """Add a row of no operator, part of the gradient of this tensor."""
-        like = (self.graph.tensors[entry[0]][entry[1]],)
+        tensor = self.graph.tensors[entry[0]][entry[1]]
+        like = (tensor if stype is None else tensor._replace(stype=stype),)
         read = self._add(op, name, attrs, reads, like, NO_NODE)
         self.gradient_of[read[0]] = entry
         return read
@@ -258,7 +267,9 @@ class _Builder:
             total = terms[0]
         elif len(terms) < self.settings.sum_cap:
             count = {"num_args": str(len(terms))}
-            total = self._add_part("add_n", "sum_grad", count, terms, entry)
+            stypes = {self.signatures.all[self.numbers[r]].tensors[k].stype for r, k, _ in terms}
+            stype = stypes.pop() if len(stypes) == 1 else DENSE
+            total = self._add_part("add_n", "sum_grad", count, terms, entry, stype)
         else:
             total = terms[0]
             for k, (previous, term) in enumerate(zip(terms, terms[1:]), 1):

@@ -6,22 +6,25 @@ import functools
 import inspect
 import sys
 from types import FunctionType
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING, Callable, Mapping, Optional, Tuple
 
 import numpy as np
 
 from memonger.graph.marks import is_planned
+from memonger.graph.operators.tensors import DENSE_NUMBERS, STORAGE
 from memonger.schedules.execution.symbol import ScheduledSymbol, by_name, requests_of
 from memonger.scripts.executor import marked
 from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
 from memonger.support.mxnet import binds_for_itself, mx
+from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Context, Executor, Keywords, Symbol
 from memonger.support.versions import MXNET_ERRORS
 
 if TYPE_CHECKING:
     from memonger.scripts.session import Session
 
-    Training = Optional[Keywords]  # a bind as arguments of `memonger.plan`; None without gradients
+    #: A bind as arguments of `memonger.plan`, the symbol first; None without gradients.
+    Training = Optional[Tuple[Symbol, Keywords]]
 
 _session: Session | None = None
 
@@ -35,11 +38,11 @@ def plan_binds(session: Session | None) -> None:
 
 @functools.lru_cache(None)
 def _install() -> None:
-    for name, read in (("simple_bind", _read_simple_bind), ("bind", _read_bind)):
-        setattr(mx.sym.Symbol, name, _replacement(getattr(mx.sym.Symbol, name), read))
+    for name, reader in (("simple_bind", _read_simple_bind), ("bind", _read_bind)):
+        setattr(mx.sym.Symbol, name, _replacement(getattr(mx.sym.Symbol, name), reader))
 
 
-def _replacement(usual: FunctionType, read: Callable[[Symbol, Keywords], Training]) -> object:
+def _replacement(usual: FunctionType, reader: Callable[[Symbol, Keywords], Training]) -> object:
     """Make the function in the place of a method of Symbol that binds."""
     signature = inspect.signature(usual)
 
@@ -50,11 +53,12 @@ def _replacement(usual: FunctionType, read: Callable[[Symbol, Keywords], Trainin
             return usual(self, ctx, *args, **kwargs)
         reason = ""
         try:
-            training = read(self, signature.bind(self, ctx, *args, **kwargs).arguments)
-            symbol = self if training is None else session.planned(self, ctx, training)
+            training = reader(self, signature.bind(self, ctx, *args, **kwargs).arguments)
+            network, keywords = training or (self, {})
+            symbol = network if training is None else session.planned(network, ctx, keywords)
             if isinstance(symbol, ScheduledSymbol):
                 return getattr(symbol, usual.__name__)(ctx, *args, **kwargs)
-            if symbol is not self:
+            if symbol is not network:
                 return marked(usual(symbol, ctx, *args, **kwargs), symbol)
         except BudgetError:
             raise
@@ -78,12 +82,10 @@ def _is_a_copy(caller: Keywords) -> bool:
 
 def _read_simple_bind(symbol: Symbol, arguments: Keywords) -> Training:
     names = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
-    for name, kind in (arguments.get("stype_dict") or {}).items():
-        if kind not in ("default", "undefined"):
-            raise MemongerError(f"{name!r} is stored as {kind}, and a plan needs dense arrays")
     shapes = {n: tuple(s) for n, s in arguments.get("kwargs", {}).items() if n in names}
     types = {n: t for n, t in (arguments.get("type_dict") or {}).items() if n in names}
-    return _training(symbol, arguments.get("grad_req", "write"), shapes, types)
+    kinds = arguments.get("stype_dict") or {}
+    return _training(symbol, arguments.get("grad_req", "write"), shapes, types, kinds)
 
 
 def _read_bind(symbol: Symbol, arguments: Keywords) -> Training:
@@ -92,21 +94,38 @@ def _read_bind(symbol: Symbol, arguments: Keywords) -> Training:
     requests = requests_of(names, arguments.get("grad_req", "write"))
     arrays = by_name(arguments["args"], names, "argument")
     arrays.update(by_name(arguments.get("aux_states"), symbol.list_auxiliary_states()))
-    for name, array in [*arrays.items(), *gradients.items()]:
-        if array.stype != "default":
-            raise MemongerError(f"{name!r} is {array.stype}, and a plan needs dense arrays")
     return _training(
         symbol,
         {name: requests[name] if name in gradients else "null" for name in names},
         {name: array.shape for name, array in arrays.items()},
         {name: np.dtype(array.dtype).name for name, array in arrays.items()},
+        {name: array.stype for name, array in arrays.items()},
     )
 
 
-def _training(symbol: Symbol, grad_req: object, shapes: Keywords, types: Keywords) -> Training:
+def _training(
+    symbol: Symbol, grad_req: object, shapes: Keywords, types: Keywords, kinds: Mapping[str, str]
+) -> Training:
     requests = requests_of(symbol.list_arguments(), grad_req)
     if set(requests.values()) <= {"null"}:
         return None
     if is_planned(symbol):
         raise MemongerError("it has a plan, or marks (force_mirroring), of its own")
-    return {"shapes": shapes, "type_dict": types, "grad_req": requests}
+    network = _stored(symbol, kinds)
+    return network, {"shapes": shapes, "type_dict": types, "grad_req": requests}
+
+
+def _stored(symbol: Symbol, kinds: Mapping[str, str]) -> Symbol:
+    """Return a symbol whose variables are stored as this bind has it, by their attributes."""
+    ids, attrs = mx.nd.ndarray._STORAGE_TYPE_STR_TO_ID, symbol.attr_dict()
+    numbers = {name: str(ids.get(kind, -1)) for name, kind in kinds.items()}
+    old = {name: attrs.get(name, {}).get(STORAGE, "0") for name in numbers}
+    dense = {*DENSE_NUMBERS}
+    new = {n: k for n, k in numbers.items() if k != old[n] and not {k, old[n]} <= dense}
+    if not new:
+        return symbol
+    graph = read(symbol)
+    for node in graph["nodes"]:
+        if node["op"] == "null" and node["name"] in new:
+            node["attrs"] = {**attributes(node), STORAGE: new[node["name"]]}
+    return load_nodes(graph["nodes"], graph["heads"])

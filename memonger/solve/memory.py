@@ -74,7 +74,10 @@ class Memory:
     @cached_property
     def device_bytes(self) -> int:
         """The bytes of the device, with all that it is bound to and what operators hold."""
-        gradients = [self.graph.tensors[a][0] for a in self.training.wanted]
+        t, signatures = self.training.arrays, self.training.signatures
+        rows = t.head_row[t.outputs :]
+        outputs = t.head_entry[t.outputs :] - t.output_start[rows]
+        gradients = [signatures[row].tensors[k] for row, k in zip(rows, outputs)]
         return count_device_bytes(self.planned, gradients, self.taken, self.pool_bytes)
 
     @cached_property

@@ -35,7 +35,6 @@ from memonger.graph.arrays import BACKWARD, find_owners
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone
-from memonger.graph.operators.recompute import why_kept
 from memonger.graph.operators.tensors import Attributes, Shape, Tensor
 from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
@@ -220,7 +219,7 @@ def choose_example(graph: ForwardGraph, i: int) -> Example | None:
     """Choose the operator that stands for the class of an operator, if there is one."""
     node = graph.nodes[i]
     inputs = [graph.tensors[a][b] for a, b in node.inputs]
-    if not inputs or node.subgraphs or why_kept(node.op, node.attrs) is not None:
+    if not inputs or node.subgraphs or graph.why_kept(i) is not None:
         return None
     if node.op in _OWN:
         choice = _choose_own(node.op, node.attrs, [tensor.shape for tensor in inputs])

@@ -12,16 +12,24 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from memonger.graph.operators.recompute import truth
-from memonger.graph.operators.tensors import Attributes, Tensor, Tensors, check_elements
+from memonger.graph.operators.tensors import (
+    DENSE,
+    DENSE_NUMBERS,
+    STORAGE,
+    Attributes,
+    Tensor,
+    Tensors,
+    check_elements,
+)
 from memonger.support.errors import said_by_mxnet
 from memonger.support.mxnet import environment, mx, without_fallbacks
 from memonger.support.symbols import all_outputs, load_nodes, read
-from memonger.support.types import Context, Json, NDArray, Symbol
+from memonger.support.types import Context, Executor, Json, NDArray, Symbol
 
 #: What a gradient node reads: ('head', k, 0) is the gradient of output k, ('in', k, 0) input k,
 #: ('out', 0, k) output k, and ('node', j, k) output k of gradient node j.
@@ -88,6 +96,7 @@ class _Observed(NamedTuple):
     outputs: list[list[int]]  # entries of the operator
     nodes: list[BackwardNode]  # without tensors
     gradients: tuple[Reference | None, ...]
+    stypes: dict[Reference, str]  # how MXNet stores the gradients that are not dense
 
 
 class NotObservable(Exception):
@@ -102,6 +111,34 @@ def unallocated(shape: Sequence[int], dtype: str, ctx: Context) -> NDArray:
     """Make an NDArray that has a shape and a type, but no memory."""
     checked, kind = check_elements(tuple(shape)), np.dtype(dtype).type
     return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(checked, ctx, True, kind))
+
+
+def bind_inferred(
+    symbol: Symbol, ctx: Context, inputs: Mapping[str, Tensor], requests: Mapping[str, str]
+) -> Executor:
+    """Bind a symbol without memory, with arrays of the storage types that MXNet infers.
+
+    ``inputs`` are its variables. Those without a request get no gradient.
+    """
+    arrays = {n: unallocated(t.shape, t.dtype, ctx) for n, t in inputs.items()}
+    # Dense arrays are taken from the buffer, and sparse ones have no memory before they have rows.
+    stored = symbol.attr_dict()
+    buffer = {f"grad of {name}": array for name, array in arrays.items()}
+    for name, array in arrays.items():
+        if stored.get(name, {}).get(STORAGE, "0") in DENSE_NUMBERS:
+            buffer[name] = array
+    names = symbol.list_arguments()
+    try:
+        return symbol.simple_bind(
+            ctx,
+            {name: requests.get(name, "null") for name in names},
+            {name: inputs[name].dtype for name in names},
+            shared_arg_names=[],
+            shared_buffer=buffer,
+            **{name: inputs[name].shape for name in names},
+        )
+    except RuntimeError as error:
+        raise mx.MXNetError(said_by_mxnet(error)) from None
 
 
 def makes_rows(op: str, attrs: Attributes) -> bool:
@@ -137,14 +174,14 @@ def _gradient_of(
     """Do what `gradient_of` does; MXNet infers other shapes with ``np_shape``, as it is now."""
     for tensor in inputs:
         check_elements(tensor.shape)
-    key = op, attrs, len(inputs), zero
+    key = op, attrs, tuple([tensor.stype for tensor in inputs]), zero
     if key not in _observed:
         _observed[key] = _observe(op, attrs, inputs, zero)
     observed = _observed[key]
     return OperatorGradient(_with_tensors(op, observed, inputs), observed.gradients)
 
 
-_observed: dict[tuple[str, Attrs, int, bool], _Observed] = {}
+_observed: dict[tuple[str, Attrs, tuple[str, ...], bool], _Observed] = {}
 
 
 def _observe(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> _Observed:
@@ -155,7 +192,8 @@ def _observe(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> _Observed:
         stops = [_node("BlockGrad", f"stop{k}", entry) for k, entry in enumerate(entries)]
         heads = [[count + 1 + k, 0, 0] for k in range(len(entries))] if zero else entries
         symbol = load_nodes([*nodes, *stops] if zero else nodes, heads)
-        outputs, operators = _bind(symbol, inputs, merging="0")
+        executor = _bind(op, attrs, symbol, inputs, merging="0")
+        outputs, operators = read_debug_str(executor.debug_str())
     except mx.MXNetError as error:
         if "non-differentiable" in str(error):
             raise NotDifferentiable(op) from None
@@ -168,7 +206,9 @@ def _observe(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> _Observed:
     backward, results = _read_gradient(op, references, (outputs[len(entries) :], operators))
     result_of = dict(zip(symbol.list_arguments(), results))
     gradients = tuple([result_of.get(f"x{k}") for k in range(count)])
-    return _Observed(nodes, entries, backward, gradients)
+    arrays = {n: array for n, array in executor.grad_dict.items() if array.stype != DENSE}
+    stypes = {result_of[name]: array.stype for name, array in arrays.items()}
+    return _Observed(nodes, entries, backward, gradients, stypes)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -186,24 +226,27 @@ def merges(op: str, attrs: Attrs, inputs: Tensors) -> bool:
         nodes.append(_node("identity", "to f", [count, 0, 0]))
         nodes.append(_node("negative", "to g", [count + 1, 0, 0]))
         symbol = load_nodes(nodes, [[count + 2, 0, 0], [count + 3, 0, 0]])
-        _, operators = _bind(symbol, inputs, merging="1")
+        executor = _bind(op, attrs, symbol, inputs, merging="1")
     except mx.MXNetError:  # a subgraph, a Custom operator, or one without a gradient
         return False
+    _, operators = read_debug_str(executor.debug_str())
     return sum(node["name"] in (FORWARD, "g") for node in operators) == 1
 
 
-def _bind(symbol: Symbol, inputs: Tensors, merging: str) -> DebugStr:
-    """Bind a symbol of x0, x1, ... for training, without memory; read its ``debug_str``."""
-    cpu = mx.cpu()
-    arrays = {f"x{k}": unallocated(t.shape, t.dtype, cpu) for k, t in enumerate(inputs)}
+def _bind(op: str, attrs: Attrs, symbol: Symbol, inputs: Tensors, merging: str) -> Executor:
+    """Bind a symbol with this operator of x0, x1, ... for training, without memory."""
+    cpu, named = mx.cpu(), {f"x{k}": tensor for k, tensor in enumerate(inputs)}
     with environment(MXNET_ELIMINATE_COMMON_EXPR=merging), without_fallbacks():
         # Without gradients MKLDNN would replace the operators by its own.
-        gradients = dict(arrays)
-        if any(makes_rows(node["op"], node.get("attrs", {})) for node in read(symbol)["nodes"]):
-            shape, dtype = inputs[1]
-            gradients["x1"] = mx.nd.sparse.zeros("row_sparse", shape, cpu, dtype)
-        executor = symbol.bind(cpu, arrays, gradients, "write", arrays)
-    return read_debug_str(executor.debug_str())
+        if makes_rows(op, dict(attrs)) or any(tensor.stype != DENSE for tensor in inputs):
+            graph, ids = read(symbol), mx.nd.ndarray._STORAGE_TYPE_STR_TO_ID
+            for node in graph["nodes"]:
+                if node["op"] == "null":
+                    node["attrs"] = {STORAGE: str(ids[named[node["name"]].stype])}
+            symbol = load_nodes(graph["nodes"], graph["heads"])
+            return bind_inferred(symbol, cpu, named, dict.fromkeys(named, "write"))
+        arrays = {name: unallocated(t.shape, t.dtype, cpu) for name, t in named.items()}
+        return symbol.bind(cpu, arrays, arrays, "write", arrays)
 
 
 def read_debug_str(text: str) -> DebugStr:
@@ -283,8 +326,11 @@ def _with_tensors(op: str, observed: _Observed, inputs: Tensors) -> tuple[Backwa
         outputs, first = all_outputs(graph), graph["node_row_ptr"][start["node"] :]
         _, shapes, _ = outputs.infer_shape(**{f"x{k}": t.shape for k, t in enumerate(inputs)})
         _, types, _ = outputs.infer_type(**{f"x{k}": t.dtype for k, t in enumerate(inputs)})
-        tensors = tuple([Tensor(tuple(s), np.dtype(t).name) for s, t in zip(shapes, types)])
+        tensors = [Tensor(tuple(s), np.dtype(t).name) for s, t in zip(shapes, types)]
     except (mx.MXNetError, TypeError) as error:
         raise NotObservable(f"{op}: shapes of its gradient: {said_by_mxnet(error)}") from None
+    for (kind, j, output), stype in observed.stypes.items():
+        if kind == "node":
+            tensors[first[j] + output] = tensors[first[j] + output]._replace(stype=stype)
     ranges = zip(nodes, first, first[1:])
-    return tuple([node._replace(tensors=tensors[i:k]) for node, i, k in ranges])
+    return tuple([node._replace(tensors=tuple(tensors[i:k])) for node, i, k in ranges])

@@ -14,15 +14,22 @@ Shape = Tuple[int, ...]
 Attributes = Mapping[str, str]  # an operator's own parameters, by name
 
 
+DENSE = "default"  # MXNet's name for it
+STORAGE = "__storage_type__"  # attribute of a variable: the number of how it is stored
+DENSE_NUMBERS = "-1", "0"  # unknown is dense
+
+
 class Tensor(NamedTuple):
     """Shape and NumPy type name of one output of a node."""
 
     shape: Shape
     dtype: str
+    stype: str = DENSE  # how MXNet stores it: also as 'csr' or 'row_sparse'
 
     @property
     def elements(self) -> int:
-        return math.prod(self.shape)
+        """Elements that have memory of a plan: none of a sparse tensor, which MXNet allocates."""
+        return math.prod(self.shape) if self.stype == DENSE else 0
 
     @property
     def nbytes(self) -> int:

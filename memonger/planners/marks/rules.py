@@ -1,7 +1,7 @@
 """The rules that keep a plan right: what may be recomputed, and what must then be read.
 
 Five rules, for whatever a planner proposes:
-1. An operator that must run once is kept (``operators.why_kept``).
+1. An operator that must run once is kept (``ForwardGraph.why_kept``).
 2. Operators that MXNet merges as a common sub-expression share one mark. With different marks it
    would not merge them, and gradients would add up in another order.
 3. A recomputed operator whose first output nobody reads is kept, unless it tolerates that. Keeping
@@ -36,7 +36,6 @@ from memonger.graph.operators.recompute import (
     fuses,
     tolerates_unread,
     truth,
-    why_kept,
     why_refused,
 )
 from memonger.graph.training import TrainingGraph, training_graphs
@@ -116,7 +115,7 @@ class Rules:
     def _reasons(self) -> dict[int, str]:
         reasons, first = {}, self.trainings[0]
         for i in self.graph.operators:
-            reason = why_kept(self.graph.nodes[i].op, self.graph.nodes[i].attrs)
+            reason = self.graph.why_kept(i)
             if reason is None and GPU_FUSION in self.targets:
                 if first.facts[i].summed >= first.settings.sum_cap:
                     reason = "so many operators read it that fusion may fail"

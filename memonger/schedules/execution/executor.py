@@ -263,7 +263,7 @@ def refuse_sparse(kinds: Mapping[str, str]) -> None:
         if kind not in ("default", "undefined"):
             raise MemongerError(
                 f"input {name!r} is stored as {kind}; a schedule takes dense inputs only, so plan "
-                "this network with marks, or make it dense with tostype('default')"
+                "this network with how='marks', or make it dense with tostype('default')"
             )
 
 
@@ -275,7 +275,12 @@ def tensors_of(graph: ForwardGraph) -> dict[str, Tensor]:
     for i in sorted(find_sparse_gradients(graph)):
         raise MemongerError(
             f"the gradient of {nodes[i].name!r} is made row by row (sparse_grad), which a "
-            "schedule cannot hold; set sparse_grad=False, or plan with marks"
+            "schedule cannot hold; plan with how='marks', or set sparse_grad=False"
+        )
+    for i in sorted({a for a, _ in graph.sparse}):
+        raise MemongerError(
+            f"{nodes[i].name!r} ({nodes[i].op}) makes a sparse array, which a schedule cannot "
+            "hold; plan with how='marks'"
         )
     return {nodes[i].name: graph.tensors[i][0] for i in (*graph.arguments, *graph.auxiliary)}
 
