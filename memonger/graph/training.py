@@ -267,9 +267,7 @@ class _Builder:
             total = terms[0]
         elif len(terms) < self.settings.sum_cap:
             count = {"num_args": str(len(terms))}
-            stypes = {self.signatures.all[self.numbers[r]].tensors[k].stype for r, k, _ in terms}
-            stype = stypes.pop() if len(stypes) == 1 else DENSE
-            total = self._add_part("add_n", "sum_grad", count, terms, entry, stype)
+            total = self._add_part("add_n", "sum_grad", count, terms, entry, self._stype(terms))
         else:
             total = terms[0]
             for k, (previous, term) in enumerate(zip(terms, terms[1:]), 1):
@@ -282,6 +280,11 @@ class _Builder:
         self.sums[entry] = total
         return total
 
+    def _stype(self, terms: Reads) -> str:
+        """Return how MXNet stores the sum of these gradients."""
+        stypes = {self.signatures.all[self.numbers[row]].tensors[k].stype for row, k, _ in terms}
+        return stypes.pop() if len(stypes) == 1 else DENSE
+
     def _is_zero(self, read: Read) -> bool:
         return self.signatures.all[self.numbers[read[0]]].op in ZEROS
 
@@ -291,6 +294,8 @@ class _Builder:
         zero_heads = all(met and self._is_zero(self._sum((x, k))) for k, met in enumerate(terms))
         gradient = self.gradients[x] = self._observe(x, zero_heads)
         self.facts[x] = gradient.facts._replace(summed=max(map(len, terms)))
+        pairs = [(tensor, met) for tensor, met in zip(self.graph.tensors[x], terms) if met]
+        from_dense = any(tensor.stype != self._stype(met) for tensor, met in pairs)
         inputs = self.reads[self.n + x]
         rows: list[int] = []  # gradient node -> its row
 
@@ -305,7 +310,10 @@ class _Builder:
         for node in gradient.nodes:
             name = node.name_of(self.names[x])
             reads = [read(r) for r in node.inputs]  # may add the sums that it reads
-            row = self._add(node.op, name, node.attrs, reads, node.tensors, x)[0]
+            tensors = node.tensors
+            if from_dense:  # an operator whose output is sparse makes dense gradients then
+                tensors = tuple([tensor._replace(stype=DENSE) for tensor in tensors])
+            row = self._add(node.op, name, node.attrs, reads, tensors, x)[0]
             self.waits[row] += [(x, x) if d is None else (rows[d], KEPT) for d in node.deps]
             rows.append(row)
         for (a, b, _), result in zip(inputs, gradient.gradients):

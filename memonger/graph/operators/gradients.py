@@ -161,6 +161,7 @@ def _node(op: str, name: str, *inputs: list[int], **fields: object) -> Json:
 def gradient_of(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> OperatorGradient:
     """Return the gradient of an operator with inputs of these shapes and types, or raise.
 
+    What is sparse in it is so if the gradients of sparse outputs are.
     With ``zero`` the gradients of its outputs are zero (``CheckGradAllZero`` in
     ``operator_common.h``).
     """
