@@ -30,7 +30,9 @@ from typing import Any, Callable, Sequence
 import memonger
 import numpy as np
 from memonger.costs.time.gpus import GPUS, USUAL
+from memonger.costs.time.measured import find_times
 from memonger.solve.memory import predict
+from memonger.solve.request import read_request
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
@@ -116,19 +118,27 @@ def run_torch(python: str, content: Any) -> Any:
         return json.loads(out.read_text())
 
 
-def cell(row: dict[str, Any], places: Sequence[str]) -> str:
+def cell(row: dict[str, Any]) -> str:
     """Write a figure: memory, and in brackets what runs again, and the time that is added."""
     if "share" not in row:
         return "-"
-    memory = " / ".join(f"{100 * row[place]:.0f}" for place in places)
+    memory = " / ".join(f"{100 * row[place]:.0f}" for place in ("share", "alive") if place in row)
     return f"{memory} ({100 * row['again']:.0f}, {100 * row['time']:+.0f})"
 
 
-def list_broken(rows: Sequence[dict[str, Any]], memory: str) -> tuple[int, int]:
-    """Count the plans over their budget, and those faster than one of a larger budget."""
-    plans = [row for row in rows if "share" in row and row["asked"] < 1]
-    over = sum(row[memory] > row.get("limit", row["asked"]) for row in plans)
-    return over, sum(b["time"] < a["time"] - 1e-9 for a, b in zip(plans, plans[1:]))
+def count_broken(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Count the plans over their budget, and those with less time or more memory than before."""
+    plans = [row for row in rows if "share" in row]
+    pairs = [*zip(plans, plans[1:])]
+    return {
+        "over budget": sum(
+            row["bytes"] > row["limit"] if "bytes" in row else row["share"] > row["asked"]
+            for row in plans
+        ),
+        "time fell": sum(after["time"] < before["time"] - 1e-9 for before, after in pairs),
+        "memory rose": sum(after["share"] > before["share"] + 1e-9 for before, after in pairs),
+        "not as bound": sum(not row.get("bound", True) for row in plans),
+    }
 
 
 def find_ahead(peers: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]], memory: str) -> Any:
@@ -142,26 +152,32 @@ def find_ahead(peers: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]], 
     ]
 
 
+def time_step(network: networks.Network, gpu: str) -> float:
+    """Predict the seconds of a step without a plan."""
+    symbol, shapes = network
+    request = read_request(symbol, shapes, grad_req=as_module_does(symbol, shapes), ctx="gpu")
+    return float(find_times(predict(request).training, gpu).step)
+
+
 def tell(name: str, figures: dict[str, Any], options: argparse.Namespace) -> None:
     """Print the table of a network, and what holds of it."""
-    ours, torch = figures["ours"], figures.get("torch")
-    heads = [f"ours, {how}" for how in HOWS] + (["PyTorch"] if torch else [])
-    print(f"\n| {name}: asked | {' | '.join(heads)} |\n|---{'|---' * len(heads)}|")
+    rows = {f"ours, {how}": figures["ours"][how] for how in HOWS}
+    ours, peer = [row for plans in rows.values() for row in plans], figures.get("torch")
+    if peer is not None:
+        rows["PyTorch"] = peer["rows"]
+    print(f"\n| {name}: asked | {' | '.join(rows)} |\n|---{'|---' * len(rows)}|")
     for k, budget in enumerate(options.budgets):
-        cells = [cell(ours[how][k], ("share", "alive")) for how in HOWS]
-        cells += [cell(torch[k], ("share",))] if torch else []
-        print(f"| {100 * budget:.0f} % | {' | '.join(cells)} |", flush=True)
-    for how in HOWS:
-        over, fell = list_broken(ours[how], "bytes")
-        inexact = sum(not row.get("bound", True) for row in ours[how])
-        print(f"ours, {how}: over budget: {over}; time fell: {fell}; not as bound: {inexact}")
-    if torch:
-        over, fell = list_broken(torch, "share")
-        print(f"PyTorch: over budget: {over}; time fell: {fell}")
-        for memory in ("share", "alive"):
-            points = find_ahead(torch, [row for how in HOWS for row in ours[how]], memory)
-            texts = ", ".join(cell(row, ("share",)) for row in points) or "nowhere"
-            print(f"PyTorch is ahead of our {'pool' if memory == 'share' else memory}: {texts}")
+        cells = " | ".join(cell(plans[k]) for plans in rows.values())
+        print(f"| {100 * budget:.0f} % | {cells} |", flush=True)
+    for system, plans in rows.items():
+        counts = (f"{what}: {count}" for what, count in count_broken(plans).items())
+        print(f"{system}: {'; '.join(counts)}")
+    print(f"a step without a plan: {1000 * figures['step_seconds']:.1f} ms")
+    if peer is not None:
+        print(f"with PyTorch's operators: {1000 * peer['step_seconds']:.1f} ms")
+        for memory, what in (("share", "pool"), ("alive", "bytes alive")):
+            points = map(cell, find_ahead(peer["rows"], ours, memory))
+            print(f"PyTorch is ahead of our {what} at: {', '.join(points) or 'none'}")
 
 
 def main(arguments: list[str]) -> int:
@@ -190,13 +206,14 @@ def main(arguments: list[str]) -> int:
     for name in options.networks or NETWORKS:
         network = NETWORKS[name]()
         figures: dict[str, Any] = {"ours": {h: measure_ours(network, h, options) for h in HOWS}}
+        figures["step_seconds"] = time_step(network, options.gpu)
         if python is not None:
             asked = {"budgets": options.budgets, "rates": GPUS[options.gpu]}
             content.update(run_torch(python, {**asked, "network": exported(network)}))
             figures["torch"] = content.pop("figures")
         content["networks"][name] = figures
         tell(name, figures, options)
-        broken += sum(sum(list_broken(rows, "bytes")) for rows in figures["ours"].values())
+        broken += sum(sum(count_broken(rows).values()) for rows in figures["ours"].values())
         if options.json:
             options.json.write_text(json.dumps(content, indent=1))
     return int(broken > 0)

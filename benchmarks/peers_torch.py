@@ -13,8 +13,8 @@ from __future__ import annotations
 import ast
 import copy
 import functools
+import itertools
 import json
-import operator
 import sys
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
@@ -148,30 +148,6 @@ def trace(network: Mapping[str, Any]) -> Callable[[Run], Any]:
     return lambda divide: divide(copy.deepcopy(joint), inputs, **keywords)
 
 
-class _Counter(torch.fx.Interpreter):
-    """Run a graph on fake tensors and note, for each of its operators, what it takes."""
-
-    def __init__(self, module: Any, step: _Step, first: Mapping[str, Any]) -> None:
-        super().__init__(module)
-        self.step, self.first = step, first
-        self.values: dict[str, Any] = {}
-
-    def run_node(self, n: Any) -> Any:
-        if n.op == "placeholder":
-            value = self.first[n.name] if n.name in self.first else n.meta["val"]
-            self.step.read(value)
-            if n.name not in self.first:
-                self.step.leave_out(value)
-        elif n.op == "output":
-            value = super().run_node(n)
-        else:
-            args, keywords = self.fetch_args_kwargs_from_env(n)
-            value = super().run_node(n)
-            self.step.count(n.target, args, keywords, value)
-        self.values[n.name] = value
-        return value
-
-
 def tensors_of(value: Any) -> list[Any]:
     """List the tensors of a value of an operator."""
     leaves = torch.utils._pytree.tree_leaves(value)
@@ -179,84 +155,135 @@ def tensors_of(value: Any) -> list[Any]:
 
 
 class _Step:
-    """The storages of a training step, and the work and the time of its operators."""
+    """The storages of a training step, by number, and its operators in order, in kernels.
 
-    def __init__(self, rates: Sequence[float]) -> None:
-        self.rates = rates
-        self.ops, self.flops, self.seconds = 0, 0.0, 0.0
-        self.spans: dict[int, list[int]] = {}  # from which operator to which a storage is alive
-        self.sizes: dict[int, int] = {}
-        self.outside: set[int] = set()
-        self.held: list[Any] = []  # so that no storage gets the address of another
+    As a compiler does, one kernel runs a pointwise operator or a reduction with those that make
+    what it reads, if no other operator has run since. What only its kernel reads is not moved.
+    """
 
-    def storage(self, tensor: Any) -> int:
-        self.held.append(tensor)
-        key = tensor.untyped_storage()._cdata
-        self.sizes[key] = tensor.untyped_storage().nbytes()
-        return int(key)
+    def __init__(self) -> None:
+        self.flops = 0.0
+        self.sizes: list[int] = []
+        self.spans: list[list[int]] = []  # from which operator to which a storage is alive
+        self.outside: set[int] = set()  # parameters, inputs, gradients of parameters
+        self.read: list[set[int]] = []  # by each operator
+        self.written: list[set[int]] = []
+        self.work: list[float] = []
+        self.kernel: list[int] = []  # of an operator: another one of its kernel, or itself
+        self.fusible: dict[int, int] = {}  # by storages that are made: by which operator
 
-    def read(self, value: Any) -> None:
-        """Note that a value is alive until now."""
-        for tensor in tensors_of(value):
-            self.spans.setdefault(self.storage(tensor), [self.ops, self.ops])[1] = self.ops
+    def add_graph(self, graph: Any, before: Mapping[str, Mapping[int, int]]) -> Any:
+        """Add a graph; return the storages of its values by name. Those of ``before`` are there.
 
-    def leave_out(self, value: Any) -> None:
-        """Count a value no more: parameters, inputs, gradients of parameters."""
-        self.outside.update(map(self.storage, tensors_of(value)))
+        Fake tensors tell which storage is whose. What is run again has the same fake tensor, so a
+        storage is new where none of an operator's inputs has it.
+        """
+        storages: dict[str, Mapping[int, int]] = {}
+        for node in graph.graph.nodes:
+            values = tensors_of(node.meta.get("val"))
+            if node.op == "placeholder":
+                storages[node.name] = before.get(node.name) or self._new(values)
+                if node.name not in before:
+                    self.outside.update(storages[node.name].values())
+                continue
+            old: dict[int, int] = {}
+            for source in node.all_input_nodes:
+                old.update(storages[source.name])
+            if node.op == "output":
+                storages[""] = old
+            elif all(_address(value) in old for value in values):  # a view, or one of several
+                storages[node.name] = {_address(value): old[_address(value)] for value in values}
+            else:
+                storages[node.name] = self._new(values)
+                self._add(node, values, {*old.values()}, {*storages[node.name].values()})
+        return storages
 
-    def count(self, target: Any, args: Any, keywords: Any, value: Any) -> None:
-        """Count an operator."""
-        inputs, outputs = tensors_of((args, keywords)), tensors_of(value)
-        if target is operator.getitem:
-            return
-        if {*map(self.storage, outputs)} <= {*map(self.storage, inputs)}:
-            return  # a view, which keeps its storage alive once it is read itself
-        self.read([inputs, outputs])
-        self.ops += 1
-        flops = 0.0
-        formula = flop_registry.get(getattr(target, "_overloadpacket", None))
+    def _new(self, values: Sequence[Any]) -> dict[int, int]:
+        """Number the storages of values that are new."""
+        new: dict[int, int] = {}
+        for value in values:
+            if _address(value) not in new:
+                new[_address(value)] = len(self.sizes)
+                self.sizes.append(value.untyped_storage().nbytes())
+                self.spans.append([len(self.read)] * 2)
+        return new
+
+    def _add(self, node: Any, values: Sequence[Any], read: set[int], written: set[int]) -> None:
+        """Add an operator, which reads and writes these storages."""
+        number = len(self.read)
+        for storage in read:
+            self.spans[storage][1] = number
+        formula, flops = flop_registry.get(getattr(node.target, "_overloadpacket", None)), 0.0
         if formula is not None:
-            flops = float(formula(*args, **keywords, out_val=value))
-        sizes = {self.storage(t): min(t.nbytes, self.sizes[self.storage(t)]) for t in inputs}
-        sizes.update({self.storage(t): t.nbytes for t in outputs})
-        peak, bandwidth, call = self.rates
+            args, keywords = torch.fx.node.map_arg(
+                (node.args, node.kwargs), lambda source: source.meta["val"]
+            )
+            flops = float(formula(*args, **keywords, out_val=node.meta["val"]))
         self.flops += flops
-        work = max([flops, *(t.numel() for t in outputs)])
-        self.seconds += max(work / peak, sum(sizes.values()) / bandwidth) + call
+        self.work.append(max([flops, *(value.numel() for value in values)]))
+        self.read.append(read)
+        self.written.append(written)
+        self.kernel.append(number)
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.pointwise in tags or torch.Tag.reduction in tags or not read:
+            for storage in read & self.fusible.keys():
+                self.kernel[self._find(self.fusible[storage])] = number
+            if torch.Tag.reduction not in tags:  # whose result is there when all is read
+                self.fusible.update(dict.fromkeys(written, number))
+        else:
+            self.fusible = {}
 
-    def peak(self) -> int:
-        """Return the most bytes that are alive at once."""
-        change = [0] * (self.ops + 2)
-        for key, (first, last) in self.spans.items():
-            if key not in self.outside:
-                change[first] += self.sizes[key]
-                change[last + 1] -= self.sizes[key]
-        most = alive = 0
-        for difference in change:
-            alive += difference
-            most = max(most, alive)
-        return most
+    def _find(self, number: int) -> int:
+        """Find the operator that stands for the kernel of an operator."""
+        while self.kernel[number] != number:
+            number = self.kernel[number]
+        return number
+
+    def find_peak(self) -> int:
+        """Find the most bytes that are alive at once."""
+        change = [0] * (len(self.read) + 2)
+        for storage, (first, last) in enumerate(self.spans):
+            if storage not in self.outside:
+                change[first] += self.sizes[storage]
+                change[last + 1] -= self.sizes[storage]
+        return max(itertools.accumulate(change))
+
+    def predict_seconds(self, rates: Sequence[float]) -> float:
+        """Predict the time by a roofline, kernel by kernel."""
+        members: dict[int, list[int]] = {}
+        readers: dict[int, set[int]] = {}
+        for number, read in enumerate(self.read):
+            members.setdefault(self._find(number), []).append(number)
+            for storage in read:
+                readers.setdefault(storage, set()).add(self._find(number))
+        peak, bandwidth, call = rates
+        seconds = 0.0
+        for kernel, numbers in members.items():
+            written = set.union(*(self.written[number] for number in numbers))
+            moved = set.union(*(self.read[number] for number in numbers)) - written
+            moved |= {s for s in written if s in self.outside or readers.get(s, set()) - {kernel}}
+            nbytes = sum(self.sizes[storage] for storage in moved)
+            work = sum(self.work[number] for number in numbers)
+            seconds += max(work / peak, nbytes / bandwidth) + call
+        return seconds
+
+
+def _address(value: Any) -> int:
+    return int(value.untyped_storage()._cdata)
 
 
 def count_step(graphs: Sequence[Any], rates: Sequence[float]) -> dict[str, float]:
     """Count what a training step takes, of its forward and its backward graph."""
-    step = _Step(rates)
-    values: dict[str, Any] = {}
-    forward_flops = 0.0
-    for graph in graphs:
-        counter = _Counter(graph, step, values)
-        inputs = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
-        mode = next(t.fake_mode for t in tensors_of(inputs) if hasattr(t, "fake_mode"))
-        with mode:
-            outputs = counter.run(*inputs)
-        forward_flops = forward_flops or step.flops
-        values = counter.values
-    step.leave_out(outputs)
+    step, forward, backward = _Step(), *graphs
+    storages = step.add_graph(forward, {})
+    forward_flops = step.flops
+    gradients = step.add_graph(backward, storages)[""]
+    step.outside.update(gradients.values())
     return {
-        "peak": step.peak(),
+        "peak": step.find_peak(),
         "flops": step.flops,
         "forward_flops": forward_flops,
-        "seconds": step.seconds,
+        "seconds": step.predict_seconds(rates),
     }
 
 
@@ -276,7 +303,7 @@ def measure(network: Mapping[str, Any], budgets: Sequence[float], rates: Any) ->
                 "time": row["seconds"] / none["seconds"] - 1,
             }
         )
-    return rows
+    return {"step_seconds": none["seconds"], "rows": rows}
 
 
 def count_other_masks(backend: str, budget: float) -> int:
