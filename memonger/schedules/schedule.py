@@ -18,7 +18,7 @@ import numpy as np
 
 from memonger.graph.arrays import gather
 from memonger.graph.operators.recompute import why_kept
-from memonger.graph.operators.recorded import ASYNCHRONOUS
+from memonger.graph.operators.recorded import ASYNCHRONOUS, NOT_INTO_ARRAYS
 from memonger.graph.training import TrainingGraph
 from memonger.support.errors import MemongerError
 from memonger.support.types import Bools, Int32s, Int64s
@@ -76,12 +76,14 @@ def workload(
     """
     nodes, t = training.graph.nodes, training.arrays
     n, variable = t.forward, t.variable
-    for x, why in training.unobserved.items():
-        if nodes[x].op not in ASYNCHRONOUS:  # autograd calls the Python code of those
-            raise MemongerError(
-                f"node {nodes[x].name!r} ({nodes[x].op}) cannot be part of a schedule: {why}; "
-                "how='marks' can plan this network"
-            )
+    refused = {x: why for x, why in training.unobserved.items() if nodes[x].op not in ASYNCHRONOUS}
+    text = "MXNet takes no array for its output; use mx.np.concatenate"
+    refused.update({x: text for x, node in enumerate(nodes) if node.op in NOT_INTO_ARRAYS})
+    for x, why in refused.items():  # of those that are asynchronous, autograd calls the Python code
+        raise MemongerError(
+            f"node {nodes[x].name!r} ({nodes[x].op}) cannot be part of a schedule: {why}; "
+            "how='marks' can plan this network"
+        )
     operators = tuple(int(x) for x in t.first if not variable[x])
     if not operators:
         raise MemongerError("the network has no operators, so there is nothing to schedule")

@@ -116,8 +116,7 @@ PROCESSES = {
     ),
     "more of mx.np": Process(
         [
-            *[(scenario, HOWS) for scenario in (of_np.densely_connected_network, of_np.detector)],
-            *[(scenario, ("budget",)) for scenario in (of_np.residual_network, of_np.translator)],
+            *[(scenario, BOTH) for scenario in (of_np.densely_connected_network, of_np.detector)],
             (of_np.encoder, HOWS),
         ],
         begin=mx.npx.set_np,

@@ -296,22 +296,69 @@ _RANDOM += "".join(
     }.items()
 )
 
+#: Of ``mx.np``, in which x is a symbol of it. The names of the cases begin with ``np_``.
+_OF_NP = """
+relu sigmoid: npx.@(x - 1); add: x + x * 2; subtract: x - x * 2; multiply: x * x
+true_divide: x / (x + 2); power: x ** (x * 0.5); mod: x % (x * 0.3 + 1); hypot: np.hypot(x, x * x)
+copysign: np.copysign(x, x - 1); ldexp: np.ldexp(x, x); arctan2: np.arctan2(x, x + 1)
+add_scalar: x + 0.3; subtract_scalar: x - 0.3; rsubtract_scalar: 1 - x; multiply_scalar: x * 0.3
+mod_scalar: x % 0.7; power_scalar: x ** 1.5; rpower_scalar: 2.0 ** x; true_divide_scalar: x / 3
+rtrue_divide_scalar: 3 / (x + 1); greater: (x > x * x) * x; less_scalar: (x < 1) * x
+add_channel: x + channel; multiply_channel: x * channel; true_divide_channel: x / (channel + 1)
+where: np.where(x > 1, x, x * 2); sum max min prod mean std var: np.@(x, axis=1)
+cumsum: np.cumsum(x, axis=1) * 0.1; argmax: np.argmax(x, axis=1).astype('float32') + x.sum(axis=1)
+reshape: np.reshape(x, (4, -1)); reshape_npx: npx.reshape(x, (-2, -2, -1))
+transpose: np.transpose(x, (0, 2, 3, 1)); squeeze: np.squeeze(x.sum(axis=1, keepdims=True))
+concatenate stack: np.@([x, x * 2], axis=1); vstack: np.vstack([x, x * 2])
+broadcast_to: np.broadcast_to(channel, (4, 8, 6, 6)) * x; flip: np.flip(x, 1); roll: np.roll(x, 2)
+moveaxis: np.moveaxis(x, 1, 3); tril: np.tril(x); diag: np.diag(np.reshape(x, (32, 36)))
+pad: np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))); full_like: np.full_like(x, 2) * x
+dot: np.dot(np.reshape(x, (4, -1)), weight); matmul: np.matmul(x, x)
+tensordot: np.tensordot(np.reshape(x, (4, -1)), weight, 1)
+einsum: np.einsum('ij,jk->ik', np.reshape(x, (4, -1)), weight)
+zeros ones: np.@((4, 8, 6, 6)) + x; clip: np.clip(x, 0.2, 0.8); nan_to_num: np.nan_to_num(x)
+abs exp expm1 log log10 log1p log2 negative reciprocal sqrt cbrt square sin cos tan sinh cosh tanh
+    arctan arcsinh degrees radians: np.@(x)
+ceil fix floor rint sign trunc around: np.@(x * 2 - 3) * x; arccos arcsin arctanh:
+    np.@(np.tanh(x) * 0.5)
+"""
+_RANDOM_OF_NP = """
+uniform: np.random.uniform(0.1, 0.9, (4, 8, 6, 6)) * x; dropout: npx.dropout(x, p=0.5)
+normal: np.random.normal(0.1, 0.5, (4, 8, 6, 6)) * x
+"""
+
 _NAMES = {**vars(mx.sym), **globals(), **_INPUTS}
 
 
-def _table(text: str, draws: bool = False) -> dict[str, Case]:
+def _of_np(build: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Make a case of one that takes and makes symbols of ``mx.np``."""
+
+    def build_it(x: Any) -> Any:
+        inputs = x, V("case_channel", shape=(1, 8, 1, 1)), V("case_weight", shape=(288, 5))
+        return build(*[symbol.as_np_ndarray() for symbol in inputs]).as_nd_ndarray()
+
+    return build_it
+
+
+def _table(text: str, draws: bool = False, of_np: bool = False) -> dict[str, Case]:
     """Read a table; a line that is indented goes on with the one before."""
     lines = re.sub(r"\n +", " ", text).strip().splitlines()
     cases = {}
     for entry in "; ".join(line for line in lines if line[0] != "#").split("; "):
         names, expression, operator = re.findall(r"^(?:([\w ]+): )?((?:\w+\.)?(\w*).*)", entry)[0]
         for name in (names or operator).split():
-            build = eval("lambda x: " + expression.replace("@", name), _NAMES)
-            cases[name] = Case(build, draws)
+            takes = "x, channel, weight" if of_np else "x"
+            build = eval(f"lambda {takes}: " + expression.replace("@", name), _NAMES)
+            prefix = "np_" if of_np else ""
+            cases[prefix + name] = Case(_of_np(build) if of_np else build, draws)
     return cases
 
 
 CASES = {**_table(_CASES), **_table(_RANDOM, draws=True)}
+CASES_OF_NP = {
+    **_table(_OF_NP, of_np=True),
+    **_table(_RANDOM_OF_NP, draws=True, of_np=True),
+}
 
 # Their shapes are known to MXNet only when they run: simple_bind refuses them, bind takes them
 # (with the arrays of all arguments, in `small_net`), and nothing can be planned.

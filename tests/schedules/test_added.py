@@ -89,6 +89,12 @@ def test_gradients_are_added_as_mxnet_adds_them(name: str, level: str) -> None:
         compare(network, {n: ("add", "write")[k % 2] for k, n in enumerate(names)}, level)
 
 
+OF_NP: dict[str, Any] = {
+    "np.dot": S.np.dot,
+    "np.tensordot": lambda x, weight: S.np.tensordot(x, weight, 1),
+}
+
+
 @networks.freshly_named
 def shared(product: str, times: int = 9) -> Network:
     """Return a product whose weight is read so often that MXNet adds its gradients in a chain."""
@@ -100,13 +106,16 @@ def shared(product: str, times: int = 9) -> Network:
             rows = S.floor(S.abs(S.slice_axis(x, axis=1, begin=0, end=9)) * 4)
             rows = S.Embedding(S.BlockGrad(rows), weight, input_dim=40, output_dim=40)
             x = x + S.tanh(S.sum(rows, axis=1))
+        elif product in OF_NP:
+            arrays = x.as_np_ndarray(), weight.as_np_ndarray()
+            x = S.tanh(OF_NP[product](*arrays).as_nd_ndarray())
         else:
             x = S.tanh(S.FullyConnected(x, weight, num_hidden=40, no_bias=True))
     batch = 60 if product == "embedding" else 1500
     return S.MakeLoss(S.sum(S.square(x))), {"data": (batch, 40)}
 
 
-@pytest.mark.parametrize("product", ["dot", "fully connected", "embedding"])
+@pytest.mark.parametrize("product", ["dot", "fully connected", "embedding", *OF_NP])
 def test_chains_of_sums_round_as_mxnet_rounds_them(product: str) -> None:
     """Products of matrices then begin with the sum so far, which rounds otherwise."""
     for request, level in (("write", "plain"), ("add", "everything"), ("write", "everything")):

@@ -17,7 +17,8 @@ from memonger.solve.memory import predict_step
 from memonger.support.mxnet import environment
 
 import networks
-from operator_cases import CASES, PLANNED_SHAPES, SMALL_SHAPES, planned_net, small_net
+from operator_cases import CASES, CASES_OF_NP, PLANNED_SHAPES, SMALL_SHAPES
+from operator_cases import planned_net, small_net
 from zoo import LARGE, OUTPUTS, TINY, drawn
 from planned import as_module, assert_alike, forward, positive
 from alive import check_memory
@@ -53,6 +54,7 @@ def train(symbol: Any, shapes: Any, levels: Iterable[str], added: str = "", **mo
 
 
 KNOWN = sorted(set(CASES) - {"foreach"})  # control flow is refused by name
+OF_NP = sorted(set(CASES_OF_NP) - {"np_vstack"})  # which writes into no array
 #: Of these operators the layout in which MKLDNN finds their input decides the last bits, or more.
 LAID_OUT = ["BatchNorm", "BatchNorm_axis", "Convolution_3d", "Deconvolution", "Embedding_plus"]
 LAID_OUT += ["FullyConnected", "Pooling_max", "log_softmax", "slice", "ten_uses", "unravel_index"]
@@ -70,6 +72,8 @@ OPERATORS = [
         pytest.param(n, INSIDE, ("marks", "three levels"), id=f"{n}, slow", marks=SLOW)
         for n in KNOWN[::3]
     ),
+    *(pytest.param(n, SMALL, ALONE, id=n, marks=SLOW) for n in OF_NP[::2]),
+    *(pytest.param(n, INSIDE, DEEP, id=f"{n} inside", marks=EXHAUSTIVE) for n in OF_NP),
     *(pytest.param(n, SMALL, LEVELS, id=f"{n}, all levels", marks=EXHAUSTIVE) for n in KNOWN),
     *(pytest.param(n, INSIDE, LEVELS, id=f"{n} inside, all", marks=EXHAUSTIVE) for n in KNOWN),
 ]
@@ -80,7 +84,7 @@ def test_every_operator_trains_to_the_same_bits_in_the_memory_predicted(
     name: str, where: Any, levels: Iterable[str]
 ) -> None:
     build, shapes = where
-    symbol = build(CASES[name])
+    symbol = build({**CASES, **CASES_OF_NP}[name])
     added = "one level" if build is small_net else ""
     train(symbol, shapes, levels, added, steps=2, values=positive(symbol, shapes))
 
@@ -148,8 +152,9 @@ def test_networks_without_a_schedule_are_refused_in_words() -> None:
     for symbol, words in ((data, "no operators"), (mx.sym.MakeLoss(x), "row by row")):
         with pytest.raises(memonger.MemongerError, match=words):
             memonger.plan(symbol, {"data": (4,)}, how="schedule")
-    with pytest.raises(memonger.MemongerError, match=r"\(_foreach\) cannot be part"):
-        work_of(small_net(CASES["foreach"]), SMALL_SHAPES)
+    for name, words in (("foreach", "_foreach"), ("np_vstack", "_npi_vstack")):
+        with pytest.raises(memonger.MemongerError, match=rf"\({words}\) cannot be part"):
+            work_of(small_net({**CASES, **CASES_OF_NP}[name]), SMALL_SHAPES)
 
 
 def biased(times: int) -> Any:

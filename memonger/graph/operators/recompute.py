@@ -36,11 +36,13 @@ _KEPT = {
 
 _RANDOM = re.compile(
     r"_random_|_sample_|sample_|_npi_(uniform|normal|bernoulli|gamma|exponential|choice|multinomial"
-    r"|laplace|gumbel|logistic|pareto|rayleigh|weibull|powerlaw|shuffle)|_shuffle$"
+    r"|laplace|gumbel|logistic|pareto|rayleigh|weibull|powerd|shuffle)|_shuffle$"
     r"|_image_random_|_contrib_dgl_|_unique_zipfian"
 )
 _MUTATING = re.compile(r".*_update(_phase[12])?$|reset_arrays$|_contrib_(group_)?adagrad")
-_SOURCES = frozenset(("_zeros", "_ones", "_full", "_zeros_without_dtype"))
+_SOURCES = frozenset(
+    ("_zeros", "_ones", "_full", "_zeros_without_dtype", "_npi_zeros", "_npi_ones")
+)
 
 
 def why_kept(op: str, attrs: Attributes) -> str | None:
@@ -106,6 +108,15 @@ UNREAD_ANYWHERE = frozenset(
     broadcast_maximum broadcast_minimum broadcast_mul broadcast_power broadcast_sub broadcast_to
     depth_to_space dot gather_nd im2col mean one_hot repeat reshape_like reverse slice slice_axis
     slice_like softmax_cross_entropy space_to_depth stack sum take tile topk transpose where
+    _np_cumsum _np_dot _np_reshape _np_roll _np_squeeze _np_sum _np_transpose _npi_absolute _npi_add
+    _npi_add_scalar _npi_arccos _npi_arcsin _npi_arcsinh _npi_arctan _npi_arctan2 _npi_arctanh
+    _npi_broadcast_to _npi_concatenate _npi_copysign _npi_cos _npi_cosh _npi_degrees _npi_einsum
+    _npi_expm1 _npi_flip _npi_hypot _npi_ldexp _npi_log _npi_log10 _npi_log1p _npi_log2 _npi_matmul
+    _npi_mean _npi_mod _npi_mod_scalar _npi_multiply _npi_multiply_scalar _npi_nan_to_num
+    _npi_negative _npi_power _npi_power_scalar _npi_radians _npi_reciprocal _npi_rsubtract_scalar
+    _npi_rtrue_divide_scalar _npi_sin _npi_sinh _npi_square _npi_stack _npi_subtract
+    _npi_subtract_scalar _npi_tensordot_int_axes _npi_tril _npi_true_divide _npi_true_divide_scalar
+    _npi_vstack _npi_where _npx_reshape
     """.split()
 )
 

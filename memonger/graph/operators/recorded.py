@@ -49,7 +49,8 @@ ACCUMULATING = frozenset(
     Convolution Deconvolution Embedding FullyConnected _contrib_interleaved_matmul_encdec_qk
     _contrib_interleaved_matmul_encdec_valatt _contrib_interleaved_matmul_selfatt_qk
     _contrib_interleaved_matmul_selfatt_valatt _linalg_gemm _linalg_gemm2 _linalg_syrk _linalg_trmm
-    batch_dot dot gather_nd take
+    _np_dot _npi_einsum _npi_matmul _npi_tensordot _npi_tensordot_int_axes batch_dot dot gather_nd
+    take
     """.split()
 )
 
@@ -58,6 +59,10 @@ BY_MKLDNN = frozenset(("Convolution", "Deconvolution", "FullyConnected"))
 
 #: Gradient -> inputs that it changes without telling MXNet's engine (``FMutateInputs``).
 MOVED_UNTOLD = {"_backward_contrib_BatchNormWithReLU": (6, 7), **versions.MOVED_UNTOLD}
+
+#: Operators that cannot write into an array of their caller's: they infer its shape from itself
+#: (the sum of all heights counts it, ``NumpyVstackShape`` in src/operator/numpy/np_matrix_op.cc).
+NOT_INTO_ARRAYS = frozenset(("_npi_column_stack", "_npi_vstack"))
 
 #: Operators that run on a thread of their own (``ExecType::kAsync``), never in bulk with others.
 ASYNCHRONOUS = frozenset(("Custom", "_NDArray", "_Native", "_CrossDeviceCopy"))
