@@ -14,7 +14,7 @@ from memonger.support.cache import forget
 from memonger.support.kernels import compiled, constant
 from memonger.graph.training import training_graph
 from mixed_networks import KINDS
-from planned import forward, run_code
+from planned import assert_alike, forward, rules_of, run_code, with_marks
 from zoo import drawn
 
 S = mx.sym
@@ -81,6 +81,26 @@ def test_no_layouts_without_mkldnn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
     forget()
     assert memonger.plan(symbol, shapes, patience=0.02, ctx=mx.cpu()).pool_bytes < followed
+
+
+@pytest.mark.parametrize("pooling", [{"global_pool": True}, {"kernel": (8, 8), "stride": (8, 8)}])
+def test_pooling_to_one_number_has_a_gradient_in_other_blocks(pooling: Any) -> None:
+    """A product in place makes blocks of the image that is pooled."""
+
+    def normed(x: Any, name: str) -> Any:
+        x = S.Convolution(x, num_filter=32, kernel=(3, 3), pad=(1, 1), name=f"conv_{name}")
+        return S.BatchNorm(x, fix_gamma=False, name=name)
+
+    x = S.relu(normed(S.var("data"), "first"))
+    x = S.relu(S.broadcast_mul(normed(x, "second"), x, name="product"))
+    x = S.Pooling(x, pool_type="avg", **{"kernel": (1, 1), **pooling})
+    symbol = S.SoftmaxOutput(S.FullyConnected(x, num_hidden=5), name="softmax")
+    shapes = {"data": (4, 3, 8, 8), "softmax_label": (4,)}
+    rules = rules_of(symbol, shapes)
+    wanted = np.array([node.name in ("second", "product") for node in rules.graph.nodes])
+    names = [node.name for node, again in zip(rules.graph.nodes, rules.apply(wanted)) if again]
+    assert names != ["second", "product"]
+    assert_alike(symbol, with_marks(symbol, names), shapes)
 
 
 def test_the_remedies_are_named_where_nothing_is_left(caplog: pytest.LogCaptureFixture) -> None:

@@ -74,7 +74,7 @@ def layout_of_output(
         if op in ("BatchNorm", "_backward_BatchNorm") and attrs.get("axis", "1") == "1":
             return "passes" if op == "BatchNorm" else "norm_gradient"
         if op == "_backward_Pooling" and inputs in _POOLING_READS:
-            return "other" if _overlap(attrs) else "pooling_gradient"
+            return "other" if _overlap(attrs) or _whole(attrs, tensor) else "pooling_gradient"
         pool = attrs.get("pool_type", "max")
         valid = attrs.get("pooling_convention", "valid") == "valid"
         if op == "Pooling" and (pool == "max" or (pool == "avg" and valid)):
@@ -100,6 +100,19 @@ def _overlap(attrs: Attributes) -> bool:
     kernel, stride = _tuple(attrs, "kernel"), _tuple(attrs, "stride")
     whole = attrs.get("global_pool", "False") != "False"
     return not whole and any(s < k for k, s in zip(kernel, stride or (1,) * len(kernel)))
+
+
+def _whole(attrs: Attributes, image: Tensor) -> bool:
+    """Tell whether a Pooling makes one number of each channel of an image.
+
+    Of such numbers all blocks are alike, and oneDNN may take others for their gradient (seen with
+    ``DNNL_VERBOSE=1``: acdB8b).
+    """
+    if attrs.get("global_pool", "False") != "False":
+        return True
+    kernel, ones = _tuple(attrs, "kernel"), (1, 1)
+    spans = zip(image.shape[2:], kernel, _tuple(attrs, "stride", *ones), _tuple(attrs, "pad", 0, 0))
+    return all(size + 2 * pad - width < stride for size, width, stride, pad in spans)
 
 
 def _tuple(attrs: Attributes, name: str, *default: int) -> tuple[int, ...]:
