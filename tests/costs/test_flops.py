@@ -22,6 +22,12 @@ def rnn(mode: str, num_layers: int = 1, **more: Any) -> Any:
     return S.RNN(a, mode=mode, num_layers=num_layers, state_size=6, **more)
 
 
+def of_np(function: str, *first: str, **options: Any) -> Any:
+    """Return what a function of ``mx.np`` makes of a and b."""
+    product = getattr(S.np, function)
+    return product(*first, a.as_np_ndarray(), b.as_np_ndarray(), **options).as_nd_ndarray()
+
+
 THREE, FOUR = {"kernel": (3, 3)}, {"num_filter": 16, "kernel": (3, 3)}
 FAR = {"max_displacement": 1}
 
@@ -109,6 +115,14 @@ PRODUCTS: list[tuple[Any, list[tuple[int, ...]]]] = [
     (S.batch_dot(a, b, transpose_a=True), [(2, 4, 3), (2, 4, 5)]),
     (L.gemm2(a, b, transpose_b=True), [(2, 3, 4), (2, 5, 4)]),
     (L.gemm2(a, b, transpose_a=True, axis=0), [(4, 2, 3), (4, 2, 5)]),
+    (of_np("dot"), [(2, 3, 4), (5, 4, 6)]),
+    (of_np("matmul"), [(2, 3, 4), (4, 5)]),
+    (of_np("matmul"), [(3, 4), (2, 4, 5)]),
+    (of_np("matmul"), [(2, 3, 4), (4,)]),
+    (of_np("tensordot", axes=2), [(2, 3, 4), (3, 4, 5)]),
+    (of_np("tensordot", axes=((0,), (1,))), [(4, 2, 3), (5, 4)]),
+    (of_np("einsum", "bij, bkj -> bik"), [(2, 3, 4), (2, 5, 4)]),
+    (of_np("einsum", "...ij,jk"), [(2, 3, 4), (4, 5)]),
 ]
 
 

@@ -39,6 +39,21 @@ def _count_product(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     return 2 * prod(ins[0]) * outs[0][-1]
 
 
+def _count_einsum(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
+    """Multiply one element of each input for every combination of the labels, and add.
+
+    That is without the order of ``optimize``. The axes of an ellipsis come first, as they are in
+    the input that has most.
+    """
+    sizes: dict[str, int] = {}
+    others = 1
+    for text, shape in zip(attrs["subscripts"].split("->")[0].split(","), ins):
+        labels = re.sub(r"[\s.]", "", text)
+        sizes.update(zip(labels, shape[len(shape) - len(labels) :]))
+        others = max(others, prod(shape[: len(shape) - len(labels)]))
+    return len(ins) * prod(sizes.values()) * others
+
+
 #: Gates, and operations of one element of the state beside the two matrix products: adding them
 #: and two biases and the activation of each gate (4), then what the cell does with the gates.
 _CELLS = {"rnn_relu": (1, 4), "rnn_tanh": (1, 4), "lstm": (4, 16 + 5), "gru": (3, 12 + 5)}
@@ -70,7 +85,11 @@ _OF_SEVERAL: dict[str, Formula] = {
         0 if a.get("sample_type") == "nearest" else 2 * prod(x[0]) * prod(x[-1][1:])
     ),
     # Of n k, k m and n m elements: n k m products.
-    "dot": lambda a, x, y: 2 * isqrt(prod(map(prod, (*x, *y)))),
+    "dot _np_dot _npi_tensordot _npi_tensordot_int_axes": (
+        lambda a, x, y: 2 * isqrt(prod(map(prod, (*x, *y))))
+    ),
+    "_npi_matmul": lambda a, x, y: 2 * x[0][-1] * prod(y[0]),
+    "_npi_einsum": _count_einsum,
     "batch_dot _linalg_gemm2 _contrib_interleaved_matmul_encdec_qk": _count_product,
     "_linalg_gemm": lambda a, x, y: _count_product(a, x, y) + prod(y[0]),
     # One triangle of a product with itself; the other is a copy.
@@ -101,7 +120,7 @@ _OF_SEVERAL: dict[str, Formula] = {
     ),
     "InstanceNorm GroupNorm": _per_input(7),
     "LayerNorm _contrib_BatchNormWithReLU": _per_input(8),  # scale and deviation of different axes
-    "moments": _per_input(4),
+    "moments _npi_std _npi_var": _per_input(4),
     "L2Normalization": _per_input(3),  # multiply, add, multiply with 1 / norm
     # Square 1, their sum over ``nsize`` channels, multiply-add 2, power 1, multiply 1.
     "LRN": lambda a, x, y: (int(a["nsize"]) + 5) * prod(x[0]),
@@ -109,10 +128,11 @@ _OF_SEVERAL: dict[str, Formula] = {
     "softmax log_softmax SoftmaxActivation SoftmaxOutput softmax_cross_entropy": _per_input(5),
     "softmin": _per_input(6),
     "add_n": lambda a, x, y: (len(x) - 1) * prod(y[0]),
-    "norm": _per_input(2),
+    "norm _npi_norm": _per_input(2),
     # One operation for every element that goes in.
     "_contrib_AdaptiveAvgPooling2D argmax argmax_channel argmin col2im max mean min nanprod nansum"
-    " prod sum _square_sum": _per_input(1),
+    " prod sum _square_sum _np_all _np_any _np_max _np_min _np_prod _np_sum _npi_argmax _npi_argmin"
+    " _npi_mean": _per_input(1),
     # Those that move data.
     """
     BlockGrad Cast Concat Crop Embedding Flatten IdentityAttachKLSparseReg LinearRegressionOutput
@@ -122,6 +142,11 @@ _OF_SEVERAL: dict[str, Formula] = {
     depth_to_space diag expand_dims gather_nd im2col make_loss one_hot ones_like pick repeat
     reshape_like reverse slice slice_axis slice_like space_to_depth squeeze stack take tile
     transpose where zeros_like _rnn_param_concat
+    _np_atleast_1d _np_atleast_2d _np_atleast_3d _np_copy _np_diag _np_diagflat _np_diagonal
+    _np_moveaxis _np_reshape _np_roll _np_squeeze _np_transpose _npi_arange _npi_broadcast_to
+    _npi_column_stack _npi_concatenate _npi_dsplit _npi_dstack _npi_eye _npi_flip _npi_full_like
+    _npi_hsplit _npi_hstack _npi_identity _npi_ones _npi_pad _npi_rot90 _npi_stack _npi_tril
+    _npi_vstack _npi_where _npi_where_lscalar _npi_where_rscalar _npi_zeros _npx_reshape
     """: lambda a, x, y: 0,
 }
 _FORMULAS = {op: formula for ops, formula in _OF_SEVERAL.items() for op in ops.split()}

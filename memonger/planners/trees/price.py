@@ -26,7 +26,8 @@ COSTLY_OPERATORS = frozenset(
     "Convolution Deconvolution FullyConnected dot batch_dot RNN Correlation _linalg_gemm "
     "_linalg_gemm2 _contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution "
     "_contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt "
-    "_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt".split()
+    "_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt "
+    "_np_dot _npi_einsum _npi_matmul _npi_tensordot _npi_tensordot_int_axes".split()
 )
 
 ONE_PASS = 1e9  # the work of one forward pass where it is not counted in FLOPs
