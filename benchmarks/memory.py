@@ -8,8 +8,8 @@
 
 Every figure is the pool that MXNet takes in MB (2**20 bytes), replayed and confirmed by a bind: of
 the network without a plan (none), with the plan of the original's algorithm on the network's
-mirror_stage marks, or on none (original), with what the rules leave of that plan (with rules), and with ours. Then the
-forward operations that our plan does again, as a share of one forward pass.
+mirror_stage marks, or on none (original), with what the rules leave of that plan (with rules), and
+with ours. Then the forward operations that our plan does again, as a share of one forward pass.
 
 Every step runs in a process of its own. Seconds are those of the whole process: imports, reading
 the symbol, planning, and the bind that confirms the plan. The original's are its search as it is,

@@ -14,7 +14,6 @@ import numpy as np
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, RECOMPUTED
 from memonger.graph.forward import no_collection
-from memonger.graph.operators.recompute import why_kept
 from memonger.planners.candidates import Candidate, Searched, not_dominated
 from memonger.planners.marks.rules import kept_summary
 from memonger.planners.marks.smallest import NO_PLAN
@@ -386,7 +385,7 @@ def describe_unmet(way: Way, plan: Candidate) -> dict[str, str]:
     for x in way.request.recompute.nodes:
         if again[x]:
             continue
-        rule = why_kept(nodes[x].op, nodes[x].attrs) or rules.get(x)
+        rule = way.graph.why_kept(x) or rules.get(x)
         if x in way.request.keep.nodes:
             reason = "keep= names it too"
         elif until is not None and x >= until:
