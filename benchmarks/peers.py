@@ -141,15 +141,17 @@ def count_broken(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
     }
 
 
-def find_ahead(peers: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]], memory: str) -> Any:
-    """Find the plans of peers that none of ours beats or equals in both memory and time."""
-    plans = [row for row in ours if "share" in row]
-    return [
-        peer
-        for peer in peers
-        if peer["share"] < 1
-        and not any(p[memory] <= peer["share"] and p["time"] <= peer["time"] for p in plans)
-    ]
+def list_ahead(peers: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]]) -> list[str]:
+    """List where peers take less memory than the best of ours in the same time; no plan is ours."""
+    plans = [{"share": 1.0, "alive": 1.0, "time": 0.0}, *(row for row in ours if "share" in row)]
+    texts: dict[str, None] = {}  # each once
+    for peer in peers:
+        in_time = [plan for plan in plans if plan["time"] <= peer["time"]]
+        least = {key: min(plan[key] for plan in in_time) for key in ("share", "alive")}
+        if peer["share"] < least["share"]:
+            here = f"{100 * least['share']:.0f} / {100 * least['alive']:.0f}"
+            texts[f"{cell(peer)}, ours {here}"] = None
+    return [*texts]
 
 
 def time_step(network: networks.Network, gpu: str) -> float:
@@ -175,9 +177,7 @@ def tell(name: str, figures: dict[str, Any], options: argparse.Namespace) -> Non
     print(f"a step without a plan: {1000 * figures['step_seconds']:.1f} ms")
     if peer is not None:
         print(f"with PyTorch's operators: {1000 * peer['step_seconds']:.1f} ms")
-        for memory, what in (("share", "pool"), ("alive", "bytes alive")):
-            points = map(cell, find_ahead(peer["rows"], ours, memory))
-            print(f"PyTorch is ahead of our {what} at: {', '.join(points) or 'none'}")
+        print(f"PyTorch is ahead at: {'; '.join(list_ahead(peer['rows'], ours)) or 'none'}")
 
 
 def main(arguments: list[str]) -> int:

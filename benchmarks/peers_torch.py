@@ -30,7 +30,7 @@ from torch._functorch.partitioners import (
 import torch._inductor.lowering  # noqa: F401  which the decompositions read
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 LOSSES = "SoftmaxOutput softmax_cross_entropy".split()
 #: Of ``torch.compile``; the second is its usual one, and needs a compiler of C++.
@@ -154,6 +154,22 @@ def tensors_of(value: Any) -> list[Any]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
+def count_flops(node: Any) -> float:
+    """Count the FLOPs of an operator, of convolutions and products alone."""
+    packet = getattr(node.target, "_overloadpacket", None)
+    if packet not in flop_registry:
+        return 0.0
+    args, keywords = torch.fx.node.map_arg(
+        (node.args, node.kwargs), lambda source: source.meta["val"]
+    )
+    if packet is torch.ops.aten.convolution_backward:  # PyTorch's formula knows no groups
+        gradient, x, weight, transposed, wanted = (args[k] for k in (0, 1, 2, 7, 10))
+        return float(
+            sum(wanted[:2]) * conv_flop_count(x.shape, weight.shape, gradient.shape, transposed)
+        )
+    return float(flop_registry[packet](*args, **keywords, out_val=node.meta["val"]))
+
+
 class _Step:
     """The storages of a training step, by number, and its operators in order, in kernels.
 
@@ -213,12 +229,7 @@ class _Step:
         number = len(self.read)
         for storage in read:
             self.spans[storage][1] = number
-        formula, flops = flop_registry.get(getattr(node.target, "_overloadpacket", None)), 0.0
-        if formula is not None:
-            args, keywords = torch.fx.node.map_arg(
-                (node.args, node.kwargs), lambda source: source.meta["val"]
-            )
-            flops = float(formula(*args, **keywords, out_val=node.meta["val"]))
+        flops = count_flops(node)
         self.flops += flops
         self.work.append(max([flops, *(value.numel() for value in values)]))
         self.read.append(read)
