@@ -450,13 +450,16 @@ def check_gpu(number: int) -> str:
 
 def planned(net: Any, shapes: Shapes, device: str, how: str) -> memonger.Plan:
     """Plan for the device, in a process of its own: this one keeps nothing of a GPU to itself."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(plan_here, net, shapes, device, how).result()
+
+
+def plan_here(net: Any, shapes: Shapes, device: str, how: str) -> memonger.Plan:
+    """Plan; a function of this file, so that operators in Python are there before the network."""
     name, number = device.split(":")
     requests = {n: "null" if n in shapes else "write" for n in net.list_arguments()}
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        context = mx.Context(name, int(number))
-        return pool.submit(
-            memonger.plan, net, shapes, grad_req=requests, ctx=context, how=how
-        ).result()
+    context = mx.Context(name, int(number))
+    return memonger.plan(net, shapes, grad_req=requests, ctx=context, how=how)
 
 
 class Check:

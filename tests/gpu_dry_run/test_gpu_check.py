@@ -181,9 +181,15 @@ def whole(dry: DryRun, *options: str) -> Any:
 
 
 @pytest.mark.gpu_dry_run
-def test_a_dry_run_measures_memory_and_passes_for_no_result(gpu_dry_run: GpuDryRun) -> None:
+@pytest.mark.parametrize(
+    "options",
+    ["--batch 32", pytest.param("--net rcnn --image 256 --batch 4", marks=pytest.mark.slow)],
+)
+def test_a_dry_run_measures_memory_and_passes_for_no_result(
+    gpu_dry_run: GpuDryRun, options: str
+) -> None:
     """Memory is real there. Nothing is computed, and the script must not call that equal."""
-    done = gpu_dry_run.run(whole, "--batch", "32", "--steps", "3")
+    done = gpu_dry_run.run(whole, *options.split(), "--steps", "3")
     assert done.value == 1
     expected = [
         ("PASS", "device memory"),

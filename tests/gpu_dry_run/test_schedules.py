@@ -46,6 +46,9 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "LayerNorm": lambda: networks.transformer(layers=2, dropout=0.1),
     "U-Net": networks.unet,
     "RNN": Recurrent("lstm", stacked=2, steps=20, batch=16, units=64, inputs=64).build,
+    # An operator in NumPy is in it; that of the SSD would take arrays of its own.
+    "R-CNN": lambda: networks.rcnn(regions=32),
+    "SSD": lambda: networks.detection(image=128, custom=False),
 }
 
 #: By schedules that are searched for.
