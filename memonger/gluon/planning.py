@@ -6,12 +6,13 @@ import functools
 import glob
 import inspect
 import weakref
+from types import FunctionType
 from typing import Any, Callable, MutableMapping, TypeVar
 
 from memonger.api import planning
 from memonger.api.plan import Plan
 from memonger.gluon import autograd, stub
-from memonger.gluon.cached_op import PlannedBlock
+from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.gluon.sparse import planned_op
 from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
@@ -39,6 +40,7 @@ _OPTIONS = [
     for name, parameter in inspect.signature(planning.plan).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY and name not in (*_ELSEWHERE, "type_dict")
 ]
+_REPLACED = "_memonger"  # an attribute of the functions that are `_replacement`s
 #: The options that are handed to ``hybridize``. (A ``backend`` would change the graph.)
 _FLAGS = (
     "active clear static_alloc static_shape inline_limit forward_bulk_size backward_bulk_size"
@@ -290,11 +292,19 @@ def _plan_now(net: Block, shapes: object, keywords: Keywords, type_dict: object)
     net._cached_op.plan_now(arrays)
 
 
-@functools.lru_cache(None)
 def _install() -> None:
     """Put a `PlannedOp` where Gluon has made the CachedOp of a planned block, from now on."""
     autograd.install()
-    usual = mx.gluon.HybridBlock._build_cache
+    classes = [mx.gluon.HybridBlock]
+    for kind in classes:  # those that ``mx.util.use_np`` has decorated have methods of their own
+        classes += kind.__subclasses__()
+        usual = vars(kind).get("_build_cache")
+        if usual is not None and not hasattr(usual, _REPLACED):
+            kind._build_cache = _replacement(usual)
+
+
+def _replacement(usual: FunctionType) -> object:
+    """Make the function in the place of a block's ``_build_cache``."""
 
     @functools.wraps(usual)
     def _build_cache(self: Block, *args: NDArray) -> None:
@@ -302,9 +312,10 @@ def _install() -> None:
         if self not in _blocks and _others is not None:
             _plan_later(self, _others(self))
         block = _blocks.get(self)
-        if block is not None:
+        if block is not None and not isinstance(self._cached_op, PlannedOp):
             inputs, _ = mx.gluon.block._flatten(args, "input")
             inputs = [array for array in inputs if array is not None]
             self._cached_op = planned_op(block, self, inputs)
 
-    mx.gluon.HybridBlock._build_cache = _build_cache
+    setattr(_build_cache, _REPLACED, True)  # which decorators copy
+    return _build_cache

@@ -27,6 +27,7 @@ from memonger.solve.request import NAMING
 from memonger.solve.selection import Selector
 from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, in_words
 from memonger.support.files import Path as FilePath
+from memonger.support.mxnet import mx
 from memonger.support.symbols import as_json, read
 from memonger.support.types import Block, Context, Keywords, Symbol
 
@@ -35,7 +36,8 @@ log = logging.getLogger("memonger.scripts")
 
 #: Trains the network of one file with the plan of the other, and without.
 _CHECK = """
-import memonger, sys
+import memonger, mxnet, sys
+mxnet.util.set_np_shape(sys.argv[3] == "True")
 network, plan = memonger.load(sys.argv[1]), memonger.load_plan(sys.argv[2])
 (shapes, types), ctx = plan.request.spec, plan.request.ctx
 grad_req = plan.request.grad_req
@@ -199,7 +201,7 @@ class Session:
             Path(files[0]).write_text(as_json(read(network)), encoding="utf-8")
             plan.save(files[1])
             process = subprocess.run(
-                [sys.executable, "-W", "ignore", "-c", _CHECK, *files],
+                [sys.executable, "-W", "ignore", "-c", _CHECK, *files, str(mx.util.is_np_shape())],
                 env=environment,
                 check=False,
                 stdin=subprocess.DEVNULL,

@@ -265,6 +265,7 @@ class One(mx.init.Initializer):
         array[()] = 1
 
 
+@mx.util.use_np  # it gives the class methods of its own, before any plan is made
 class Scalars(nn.HybridBlock):
     """Inputs, a parameter and results without axes, and without elements.
 

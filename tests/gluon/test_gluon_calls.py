@@ -84,6 +84,16 @@ def test_a_plan_for_shapes_is_of_what_is_behind_sparse_gradients() -> None:
     assert plan_of(net) is plan
 
 
+def test_shapes_may_be_given_for_a_block_of_mx_np() -> None:
+    with mx.util.np_shape(), mx.util.np_array():
+        net = planned(mlp(), data=(16, 20))
+        assert plan_of(net).recomputed
+        x = mx.np.ones((16, 20))
+        with autograd.record():
+            assert isinstance(net(x), mx.np.ndarray)
+        assert isinstance(net(x), mx.np.ndarray)
+
+
 def chain(depth: int = 24) -> Any:
     """Build layers whose results take far more than their parameters."""
     net = nn.HybridSequential(prefix="chain_")

@@ -319,6 +319,36 @@ def test_a_plan_is_checked_before_it_is_used(folder: Path, capfd: Any) -> None:
     assert "its plan computes something else" in start()
 
 
+class Scaled(mx.gluon.HybridBlock):
+    """Takes an array without axes, and one without elements."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.layers = blocks.layers("layers_", 16)
+
+    def hybrid_forward(self, F: Any, x: Any, scale: Any, none: Any) -> Any:
+        return F.np.concatenate([self.layers(x) * scale, none], axis=1)
+
+
+@pytest.mark.slow
+def test_plans_of_mx_np_are_kept_and_checked(folder: Path, capfd: Any) -> None:
+    """Shapes mean as much in the process that checks, and a kept plan is for what they mean."""
+
+    def start() -> int:
+        block = blocks.initialized(Scaled(prefix="net_"))
+        block.hybridize()
+        with memonger.enable(check=True), mx.autograd.record():
+            block(mx.np.ones((4, 20)), mx.np.array(0.5, dtype="float32"), mx.np.zeros((4, 0)))
+        assert "checked: equal" in capfd.readouterr().err
+        return len(list(folder.iterdir()))
+
+    with mx.name.NameManager(), mx.util.np_shape(), mx.util.np_array():
+        assert start() == 1
+    with mx.name.NameManager(), mx.util.np_shape(), mx.util.np_array():
+        assert start() == 1
+
+
 def test_the_log_of_a_script_is_its_own() -> None:
     """Though it logs all to its root; and it is as it was afterwards."""
     root, ours = logging.getLogger(), logging.getLogger("memonger")
