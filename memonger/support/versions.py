@@ -27,6 +27,9 @@ NOT_INVOKED = frozenset(
     else ()
 )
 
+#: Whether operators of ``mx.np`` have the in-place options of 1.9; those of 1.6 were not examined.
+KNOWS_NP = VERSION >= 10700
+
 #: Gradient -> inputs that it changes without telling the engine (``FMutateInputs``), before 1.8.
 MOVED_UNTOLD = {"_backward_BatchNorm": (6, 7)} if VERSION < 10800 else {}
 
