@@ -30,8 +30,10 @@ def bind(
                 with without_fallbacks():
                     wanted_requests = {name: requests[name] for name in names}
                     return bind_inferred(symbol, ctx, inputs, wanted_requests)
-            arrays = {name: unallocated(t.shape, t.dtype, ctx) for name, t in inputs.items()}
-            gradients = {name: arrays[name] for name in names}
+            arrays, gradients = (
+                {name: unallocated(inputs[name].shape, inputs[name].dtype, ctx) for name in some}
+                for some in (inputs, names)
+            )
             return symbol.bind(ctx, arrays, gradients, request, arrays)
     except mx.MXNetError as error:
         why = said_by_mxnet(error)

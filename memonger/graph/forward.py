@@ -71,9 +71,12 @@ class ForwardGraph:
     def why_kept(self, i: int) -> str | None:
         """Return why an operator must not be recomputed, or None if it may be."""
         node = self.nodes[i]
-        entries = {*node.inputs, *[(i, k) for k in range(len(self.tensors[i]))]}
-        reason = None if self.sparse.isdisjoint(entries) else "it reads or makes a sparse array"
-        return recompute.why_kept(node.op, node.attrs) or reason
+        reason = recompute.why_kept(node.op, node.attrs)
+        if reason is None and self.sparse:
+            outputs = [(i, k) for k in range(len(self.tensors[i]))]
+            if not self.sparse.isdisjoint([*node.inputs, *outputs]):
+                return "it reads or makes a sparse array"
+        return reason
 
     def shown_tensors(self, i: int) -> Tensors:
         """Return the outputs of a node that ``list_outputs`` shows."""
