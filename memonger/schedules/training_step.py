@@ -378,7 +378,11 @@ def _insert(new: Nodes, item: Insert, entry: RowEntry) -> RowEntry:
     tensor = new.tensor(entry)
     if item.where != HOLD:
         attrs = {"Reshape": {"shape": str(tuple(tensor.shape))}, "add_n": {"num_args": "1"}}
-        return new.insert(item.op, attrs.get(item.op, {}), tensor, [entry])
+        row, output = new.insert(item.op, attrs.get(item.op, {}), tensor, [entry])
+        if item.op == "_np_copy":  # in place it would write over the blocks that it reads
+            signature = new.signatures.all[new.all[row].signature]._replace(options=())
+            new.all[row] = new.all[row]._replace(signature=new.signatures.add(signature))
+        return row, output
     if len(tensor.shape) == AXES:
         mean = Tensor((*tensor.shape[:2], 1, 1), tensor.dtype)
         entry = new.insert("Pooling", MEAN, mean, [entry])
