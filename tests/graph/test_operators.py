@@ -23,7 +23,15 @@ from memonger.graph.training import training_graph
 
 from drawn_schedules import work_of
 from observing import verdicts
-from operator_cases import AFTER, BEFORE, CASES, CASES_OF_NP, PLANNED_SHAPES, SMALL_SHAPES
+from operator_cases import (
+    AFTER,
+    ALL_CASES,
+    BEFORE,
+    CASES,
+    CASES_OF_NP,
+    PLANNED_SHAPES,
+    SMALL_SHAPES,
+)
 from operator_cases import inner, planned_net, small_net
 from planned import assert_alike, assert_bound, elsewhere, forward, marked, nodes, positive
 from planned import rules_of, run_code, with_marks
@@ -31,12 +39,11 @@ from planned import rules_of, run_code, with_marks
 ON_CPU: frozenset[str] = frozenset((CPU,))
 
 #: Cases whose operators must be kept, every one by rule.
-KEPT = sorted(n for n, c in [*CASES.items(), *CASES_OF_NP.items()] if c.draws or "RNN_" in n)
+KEPT = sorted(n for n, c in ALL_CASES.items() if c.draws or "RNN_" in n)
 KEPT += ["foreach", "Custom", "moments"]
 
 
-ALL = {**CASES, **CASES_OF_NP}
-NAMES = [pytest.param(n, marks=[pytest.mark.slow] * (n in CASES_OF_NP)) for n in ALL]
+NAMES = [pytest.param(n, marks=[pytest.mark.slow] * (n in CASES_OF_NP)) for n in ALL_CASES]
 
 
 def check(symbol: Any, planned: Any, shapes: Any) -> None:
@@ -46,7 +53,7 @@ def check(symbol: Any, planned: Any, shapes: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_recomputed_alone_changes_no_bit(name: str) -> None:
     """What the rules leave of "recompute just this" changes nothing, whoever reads its output."""
-    symbol = small_net(ALL[name])
+    symbol = small_net(ALL_CASES[name])
     plans = set()  # for any device and for the CPU; often the same
     for targets in (ANYWHERE, ON_CPU):
         rules = rules_of(symbol, SMALL_SHAPES, targets)
@@ -82,7 +89,7 @@ def test_foreach_in_a_planned_network_changes_no_bit() -> None:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_operators_that_must_run_once_are_kept(name: str) -> None:
-    symbol = small_net(ALL[name])
+    symbol = small_net(ALL_CASES[name])
     planned = memonger.make_mirror_plan(symbol, 0, shapes=SMALL_SHAPES)
     nodes = forward(symbol, SMALL_SHAPES).nodes
     kept = {n.name: n.op for n in nodes if not n.is_variable and why_kept(n.op, n.attrs)}
@@ -93,7 +100,7 @@ def test_operators_that_must_run_once_are_kept(name: str) -> None:
 
 def tolerant_cases() -> list[Any]:
     params = []
-    for name, case in ALL.items():
+    for name, case in ALL_CASES.items():
         symbol = small_net(case)
         names, of_np = set(inner(symbol)), [pytest.mark.slow] * (name in CASES_OF_NP)
         for node in forward(symbol, SMALL_SHAPES).nodes:
@@ -106,12 +113,12 @@ def tolerant_cases() -> list[Any]:
 @pytest.mark.parametrize("name, node", tolerant_cases())
 def test_an_operator_that_tolerates_to_be_unread_changes_no_bit(name: str, node: str) -> None:
     """Marked alone and without rules; another batch first, whose leavings would show."""
-    symbol = small_net(ALL[name])
+    symbol = small_net(ALL_CASES[name])
     check(symbol, with_marks(symbol, [node]), SMALL_SHAPES)
 
 
 def test_every_entry_of_the_table_is_tried() -> None:
-    symbols = [small_net(case) for case in ALL.values()]
+    symbols = [small_net(case) for case in ALL_CASES.values()]
     tried = {n["op"] for s in symbols for n in nodes(s) if n["name"] in inner(s)}
     conditional = {"BatchNorm", "Convolution", "Deconvolution", "UpSampling"}
     assert (UNREAD_ANYWHERE | UNREAD_UNFUSED | conditional) - tried == set() and len(tried) >= 100

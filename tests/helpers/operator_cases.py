@@ -359,6 +359,7 @@ CASES_OF_NP = {
     **_table(_OF_NP, of_np=True),
     **_table(_RANDOM_OF_NP, draws=True, of_np=True),
 }
+ALL_CASES = {**CASES, **CASES_OF_NP}
 
 # Their shapes are known to MXNet only when they run: simple_bind refuses them, bind takes them
 # (with the arrays of all arguments, in `small_net`), and nothing can be planned.

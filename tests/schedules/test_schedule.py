@@ -17,7 +17,7 @@ from memonger.solve.memory import predict_step
 from memonger.support.mxnet import environment
 
 import networks
-from operator_cases import CASES, CASES_OF_NP, PLANNED_SHAPES, SMALL_SHAPES
+from operator_cases import ALL_CASES, CASES, CASES_OF_NP, PLANNED_SHAPES, SMALL_SHAPES
 from operator_cases import planned_net, small_net
 from zoo import LARGE, OUTPUTS, TINY, drawn
 from planned import as_module, assert_alike, forward, positive
@@ -84,7 +84,7 @@ def test_every_operator_trains_to_the_same_bits_in_the_memory_predicted(
     name: str, where: Any, levels: Iterable[str]
 ) -> None:
     build, shapes = where
-    symbol = build({**CASES, **CASES_OF_NP}[name])
+    symbol = build(ALL_CASES[name])
     added = "one level" if build is small_net else ""
     train(symbol, shapes, levels, added, steps=2, values=positive(symbol, shapes))
 
@@ -154,7 +154,7 @@ def test_networks_without_a_schedule_are_refused_in_words() -> None:
             memonger.plan(symbol, {"data": (4,)}, how="schedule")
     for name, words in (("foreach", "_foreach"), ("np_vstack", "_npi_vstack")):
         with pytest.raises(memonger.MemongerError, match=rf"\({words}\) cannot be part"):
-            work_of(small_net({**CASES, **CASES_OF_NP}[name]), SMALL_SHAPES)
+            work_of(small_net(ALL_CASES[name]), SMALL_SHAPES)
 
 
 def biased(times: int) -> Any:

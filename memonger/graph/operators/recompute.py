@@ -108,19 +108,15 @@ UNREAD_ANYWHERE = frozenset(
     broadcast_maximum broadcast_minimum broadcast_mul broadcast_power broadcast_sub broadcast_to
     depth_to_space dot gather_nd im2col mean one_hot repeat reshape_like reverse slice slice_axis
     slice_like softmax_cross_entropy space_to_depth stack sum take tile topk transpose where
-    _np_cumsum _np_dot _np_reshape _np_roll _np_squeeze _np_sum _np_transpose _npi_absolute _npi_add
-    _npi_add_scalar _npi_arccos _npi_arcsin _npi_arcsinh _npi_arctan _npi_arctan2 _npi_arctanh
-    _npi_broadcast_to _npi_concatenate _npi_copysign _npi_cos _npi_cosh _npi_degrees _npi_einsum
-    _npi_expm1 _npi_flip _npi_hypot _npi_ldexp _npi_log _npi_log10 _npi_log1p _npi_log2 _npi_matmul
-    _npi_mean _npi_mod _npi_mod_scalar _npi_multiply _npi_multiply_scalar _npi_nan_to_num
-    _npi_negative _npi_power _npi_power_scalar _npi_radians _npi_reciprocal _npi_rsubtract_scalar
-    _npi_rtrue_divide_scalar _npi_sin _npi_sinh _npi_square _npi_stack _npi_subtract
-    _npi_subtract_scalar _npi_tensordot_int_axes _npi_tril _npi_true_divide _npi_true_divide_scalar
-    _npi_vstack _npi_where _npx_reshape
+    _np_cumsum _np_dot _np_roll _np_squeeze _np_sum _np_transpose _npi_add _npi_arctan2
+    _npi_broadcast_to _npi_concatenate _npi_copysign _npi_einsum _npi_flip _npi_hypot _npi_ldexp
+    _npi_matmul _npi_mean _npi_mod _npi_mod_scalar _npi_multiply _npi_nan_to_num _npi_power
+    _npi_stack _npi_subtract _npi_tensordot_int_axes _npi_tril _npi_true_divide _npi_vstack
+    _npi_where
     """.split()
 )
 
-#: Operators that may be unread unless fusion is on.
+#: Operators that may be unread unless fusion is on; of ``mx.np`` those whose gradients it fuses.
 UNREAD_UNFUSED = frozenset(
     """
     Cast Reshape _copy _div_scalar _hypot _hypot_scalar _maximum _minimum _minus_scalar _mul_scalar
@@ -128,6 +124,11 @@ UNREAD_UNFUSED = frozenset(
     arcsinh arctan arctanh clip cos cosh degrees elemwise_add elemwise_div elemwise_mul
     elemwise_sub erf expand_dims expm1 gamma gammaln log log10 log1p log2 make_loss negative radians
     rcbrt reciprocal rsqrt sign sin sinh smooth_l1 softsign square squeeze
+    _np_reshape _npi_absolute _npi_add_scalar _npi_arccos _npi_arcsin _npi_arcsinh _npi_arctan
+    _npi_arctanh _npi_cos _npi_cosh _npi_degrees _npi_expm1 _npi_log _npi_log10 _npi_log1p _npi_log2
+    _npi_multiply_scalar _npi_negative _npi_power_scalar _npi_radians _npi_reciprocal
+    _npi_rsubtract_scalar _npi_rtrue_divide_scalar _npi_sin _npi_sinh _npi_square
+    _npi_subtract_scalar _npi_true_divide_scalar _npx_reshape
     """.split()
 )
 
