@@ -141,11 +141,9 @@ class Runner:
             name: array if name in graph.parameters else mx.nd.zeros_like(array.as_nd_ndarray())
             for name, array in arrays.items()
         }
-        self._own = {
-            name: graph.parameters[name].grad(self.ctx)
-            for name in self._wanted_names
-            if name in graph.parameters and graph.parameters[name].grad_req == "write"
-        }
+        written = (name for name in self._wanted_names if requests[name] == "write")
+        own = {n: graph.parameters[n].grad(self.ctx) for n in written if n in graph.parameters}
+        self._own = {name: array for name, array in own.items() if array.stype == "default"}
         # Of mx.nd, whose operators take no arrays of mx.np; MXNet looks up arguments in these, and
         # auxiliary states.
         bound = {name: array.as_nd_ndarray() for name, array in self._bound.items()}
@@ -258,7 +256,8 @@ class Runner:
             if name not in parameters or (parameters[name].grad_req == "add" and not partial):
                 # The stub's gradient has written or added zeros there (see `stub.stub_symbol`).
                 array += gradients[name]
-            elif array.shape == ():  # which MKLDNN, and so the operator below, does not know
+            elif array.shape == () or array.stype != "default":
+                # MKLDNN, and so the operator below, knows no arrays without axes.
                 gradients[name].copyto(array)
             elif array.size:
                 copies.setdefault(array.dtype, []).append((gradients[name], array))

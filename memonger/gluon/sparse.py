@@ -1,14 +1,14 @@
 """Blocks with sparse gradients: the operators that make them run as they are, the rest is planned.
 
-A gradient in rows (``sparse_grad``) has as many rows as a batch names. So the operators of such
-parameters, and what they read, become a CachedOp of their own, the *front*, which autograd records.
+A gradient in rows (``sparse_grad``) has as many rows as a batch names. So the operators that make
+one, and what they read, become a CachedOp of their own, the *front*, which autograd records.
 Its results are inputs of the *rest*, which a plan trains; their gradients reach the front by the
 tape. MXNet makes the sparse gradients itself, and delivers them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Container, Iterable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple, Sequence
 
 from memonger.gluon import stub
 from memonger.gluon.cached_op import PlannedBlock, PlannedOp
@@ -33,15 +33,12 @@ def planned_op(block: PlannedBlock, net: Block, inputs: Sequence[NDArray]) -> Pl
     symbol = net._cached_graph[1].as_nd_ndarray()  # with the methods of mx.sym.Symbol
     arrays: dict[str, NDArray] = {}
     parameters: dict[str, Parameter] = {}
-    sparse: set[str] = set()
     for name, (is_input, source) in zip(symbol.list_inputs(), net._cached_op_args):
         if not is_input:
             parameters[name] = source
         arrays[name] = inputs[source] if is_input else source.list_data()[0]
-        if (arrays[name].stype if is_input else source._grad_stype) != "default":
-            sparse.add(name)
     try:
-        parts = split(symbol, sparse, parameters, arrays)
+        parts = split(symbol, parameters, arrays)
     except (MemongerError, mx.MXNetError) as error:
         reason = said_by_mxnet(error) if isinstance(error, mx.MXNetError) else str(error)
         return PlannedOp(block, usual, symbol, parameters, reason)
@@ -58,15 +55,11 @@ class Parts(NamedTuple):
     results: list[str]  # the names that the outputs of the front have as inputs of the rest
 
 
-def split(
-    symbol: Symbol, sparse: Container[str], parameters: Mapping[str, Parameter], arrays: Arrays
-) -> Parts | None:
-    """Return the parts of a block, or None if there is nothing sparse in it.
-
-    ``sparse`` are the inputs that are sparse, and the parameters whose gradients are.
-    """
+def split(symbol: Symbol, parameters: Mapping[str, Parameter], arrays: Arrays) -> Parts | None:
+    """Return the parts of a block, or None if MXNet makes nothing sparse in it."""
     graph = read(symbol)
     nodes = graph["nodes"]
+    sparse = {name for name, array in arrays.items() if array.stype != "default"}
     operators = {i for i, node in enumerate(nodes) if node["op"] != "null"}
     makers = {
         i
@@ -97,8 +90,19 @@ def split(
         shapes = {name: array.shape for name, array in arrays.items()}
         types = {name: array.dtype for name, array in arrays.items()}
         same = merged_nodes(forward_graph(symbol, read_shapes(symbol, shapes, {}, types)))
-    readers = [*[nodes[i]["inputs"] for i in operators - front], graph["heads"]]
-    read_entries = {(same[a], b) for entries in readers for a, b, *_ in entries if a in front}
+    alone = {same[i] for i in operators}
+    for a, node in enumerate(nodes):  # of two gradients the sum is the same in any order
+        if node["name"] in parameters:
+            readers = [i for i in alone for k, *_ in nodes[i]["inputs"] if k == a]
+            early = sum(i in front for i in readers)
+            if early and len(readers) > max(early, 2):
+                raise MemongerError(
+                    f"{node['name']!r} is read by operators with sparse gradients (sparse_grad) "
+                    "and by others, whose gradients would add up in another order; set "
+                    "sparse_grad=False"
+                )
+    reads = [*[nodes[i]["inputs"] for i in operators - front], graph["heads"]]
+    read_entries = {(same[a], b) for entries in reads for a, b, *_ in entries if a in front}
     results = sorted(entry for entry in read_entries if entry[0] in operators)
     # Gluon gives the operators of a layer that is called twice one name.
     names = [f"{nodes[a]['name']}_output{k}" for k, (a, _) in enumerate(results)]
@@ -141,7 +145,7 @@ class SplitOp(PlannedOp):
         self._whole, self._all_names = usual, symbol.list_inputs()
         self._front_symbol, self._front = front, cached_op(front)
         self._front_names, names = front.list_inputs(), rest.list_inputs()
-        self._shared = set(self._front_names).intersection(names)
+        self._shared = set(self._front_names).intersection(names).difference(parameters)
         self._front_parameters = [parameters[n] for n in self._front_names if n in parameters]
         own = {name: source for name, source in parameters.items() if name in names}
         super().__init__(block, cached_op(rest), rest, own)

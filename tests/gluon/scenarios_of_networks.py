@@ -174,6 +174,25 @@ def sparse_gradients(prepare: Prepare) -> Arrays:
     return left
 
 
+class Tied(nn.HybridBlock):
+    """Looks words up in a weight that its last layer has too, with a dense gradient."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.words, self.layers = nn.Embedding(50, 8, sparse_grad=True), layers("layers_", 8)
+            self.top = nn.Dense(50, use_bias=False, params=self.words.params)
+
+    def hybrid_forward(self, F: Any, words: Any) -> Any:
+        return self.top(F.tanh(self.layers(self.words(words))))
+
+
+@scenario
+def a_tied_weight_of_sparse_gradients(prepare: Prepare) -> Arrays:
+    net = prepare(initialized(Tied(prefix="net_")))
+    return train(net, batches=lambda k: (sentences(k)[0][0][:, :4], sentences(k)[1]))
+
+
 class Rows(nn.HybridBlock):
     """Takes rows of zeros and ones that are stored as csr."""
 
