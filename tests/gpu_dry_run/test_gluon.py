@@ -62,3 +62,43 @@ def test_planned_blocks_step_in_less_memory(gpu_dry_run: GpuDryRun, how: str, fu
     # Kernels that compute gradients, to tell them from those of inference. Schedules fuse nothing.
     fused = [any(FUSED.match(c) for c in run.trace) for run in (plain, planned)]
     assert fused == [fusion == "1", fusion == "1" and how == "marks"]
+
+
+class Pointwise(gluon.HybridBlock):
+    """Of ``mx.np``, with operators whose gradients are fused, and an output without axes."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.dense = gluon.nn.HybridSequential()
+            for _ in range(5):
+                self.dense.add(gluon.nn.Dense(64, in_units=64))
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        for layer in self.dense:
+            x = F.np.sin(F.npx.reshape(layer(x), (-2, -1)) * 2 + 0.5) + F.npx.relu(x)
+        return x, F.np.mean(x * x)
+
+
+def stepped(dry: DryRun, options: dict[str, Any]) -> int:
+    """Train a block of ``mx.np``; return how many of its operators are recomputed."""
+    mx.npx.set_np()
+    net = Pointwise(prefix="net_")
+    net.initialize(ctx=mx.gpu())
+    memonger.gluon.plan(net, patience=0.02, **options)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for _ in range(3):
+        with autograd.record():
+            out, size = net(mx.np.ones((32, 64), ctx=mx.gpu()))
+            loss = out.sum() + size
+        loss.backward()
+        trainer.step(32)
+    mx.npx.waitall()
+    assert size.shape == ()
+    return len(memonger.gluon.plan_of(net).recomputed)
+
+
+@pytest.mark.parametrize("fusion", ["0", "1"])
+@pytest.mark.parametrize("how", HOWS)
+def test_blocks_of_mx_np_step(gpu_dry_run: GpuDryRun, how: str, fusion: str) -> None:
+    assert gpu_dry_run.run(stepped, HOWS[how], env={"MXNET_USE_FUSION": fusion}).value > 0
