@@ -111,12 +111,14 @@ PROCESSES = {
     "no MKLDNN": Process([(a_weight_frozen_without_mkldnn, MARKS)], {"MXNET_MKLDNN_ENABLED": "0"}),
     "forks": Process([(devices.workers_forked_in_mid_step, MARKS)]),
     "mx.np": Process(
-        [(of_np.residual_network, BOTH), (of_np.translator, BOTH), (of_np.scalars, BOTH)],
+        [(of_np.residual_network, BOTH), (of_np.scalars, BOTH)],
         begin=mx.npx.set_np,
     ),
     "more of mx.np": Process(
         [
-            *[(scenario, BOTH) for scenario in (of_np.densely_connected_network, of_np.detector)],
+            (of_np.densely_connected_network, BOTH),
+            (of_np.detector, BOTH),
+            (of_np.translator, BOTH),
             (of_np.encoder, HOWS),
         ],
         begin=mx.npx.set_np,
