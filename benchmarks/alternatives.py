@@ -126,7 +126,7 @@ def planned(
     if not plan.exact:
         raise memonger.MemongerError(f"the bind differs from the prediction: {plan!r}")
     # The gradients of parameters stand in a schedule's pool.
-    return Planned(way, plan.symbol, shapes, plan.counted_bytes // MB)
+    return Planned(way, plan.symbol, shapes, plan.pool_bytes // MB)
 
 
 def requested(symbol: Any, shapes: Any, way: Way) -> dict[str, str]:

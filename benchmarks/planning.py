@@ -54,7 +54,7 @@ def bind(symbol: Any, shapes: Any, patience: float) -> None:
 def plan(symbol: Any, shapes: Any, **options: Any) -> dict[str, int]:
     """Plan, and return the MB without the plan and with it."""
     found = memonger.plan(symbol, shapes, **options)
-    return {"none": found.candidates["no plan"] // MB, "mb": found.counted_bytes // MB}
+    return {"none": found.unplanned_bytes // MB, "mb": found.pool_bytes // MB}
 
 
 STEPS: dict[str, Callable[..., Any]] = {

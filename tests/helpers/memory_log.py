@@ -42,9 +42,13 @@ def logged(jobs: Sequence[Job]) -> list[list[LoggedNode]]:
     """Return the plan that MXNet logs when it binds each of some networks."""
     text = elsewhere(_bind, jobs, MXNET_MEM_PLAN_VERBOSE_LOGGING="1")[1]
     plans: list[list[LoggedNode]] = []
+    is_bound = False  # not by what infers how arrays are stored
     for line in text.split("\n"):
-        if line == "memory_log: next":
-            plans.append([])
+        if line.startswith("memory_log: "):
+            is_bound = line == "memory_log: next"
+            plans += [[]] if is_bound else []
+        if not is_bound:
+            continue
         node = re.search(r": node \d+ (\S+)$", line)
         entry = re.search(r"\t(input|output) (\d+): \[([\d,]*)\] \((\d+) KB\)$", line)
         if node:
@@ -97,6 +101,7 @@ def _bind(jobs: Sequence[Job]) -> None:
         symbol, graph, wanted = _read(job)
         print("memory_log: next", file=sys.stderr, flush=True)
         bind(symbol, graph, mx.cpu(), wanted, job.request)
+        print("memory_log: done", file=sys.stderr, flush=True)
 
 
 def _read(job: Job) -> tuple[Any, Any, list[int]]:
