@@ -93,18 +93,23 @@ def find_smallest(way: Way) -> Solution:
 def _find_better(ways: Iterable[Way]) -> Solution:
     """Find the smaller of the plans by each way, which recompute at most one more forward pass."""
     solutions: list[Solution] = []
+    errors: list[Refused] = []
     try:
         for way in ways:
             if isinstance(way, Schedules):
                 way.options = replace(way.options, work=way.options.work or ONE_MORE)
-            with contextlib.suppress(Refused):
+            try:
                 solutions.append(find_smallest(way))
+            except Refused as error:
+                errors.append(error)
             if solutions and solutions[-1].interrupted:
                 break
     except KeyboardInterrupt:
         if not solutions:
             raise
         solutions[-1] = replace(solutions[-1], interrupted=True)
+    if not solutions:
+        raise errors[0]
     best = min(solutions, key=lambda solution: solution.memory.device_bytes)
     costs = {name: nbytes for solution in solutions for name, nbytes in solution.costs.items()}
     return replace(best, costs=costs, interrupted=solutions[-1].interrupted)
@@ -187,10 +192,11 @@ def _find_within_time(plans: Plans, interrupted: bool) -> Solution:
     if interrupted:
         raise KeyboardInterrupt
     _, fastest = plans[0]
+    limits = {"slower_than": options.slower_than, "work": options.work}
+    text = " and ".join(f"{name}={limit:g}" for name, limit in limits.items() if limit is not None)
     raise BudgetError(
-        f"no plan was found that takes at most {options.slower_than:g} times the time; the fastest "
-        f"takes {_slowdown(fastest):.3f} times the time and {format_bytes(fastest.pool_bytes)}; "
-        "give more time",
+        f"no plan was found for {text}; the fastest takes {_slowdown(fastest):.3f} times the time "
+        f"and {format_bytes(fastest.pool_bytes)}; give more time, or more work",
         fastest.pool_bytes,
     )
 
