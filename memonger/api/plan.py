@@ -144,7 +144,11 @@ class Plan(Reported):
         return f"Plan({memory}, {work}, planner={self.planner!r}, exact={self.exact})"
 
     def __str__(self) -> str:
-        return self._describe(self.explain())
+        try:
+            explanation = self.explain()
+        except MemongerError:  # of a symbol that was changed later; printing raises nothing
+            explanation = PlanExplanation(())
+        return self._describe(explanation)
 
     def _describe(self, explanation: PlanExplanation) -> str:
         """Describe the plan, of which this is the explanation, as ``print`` does."""
