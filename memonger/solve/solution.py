@@ -386,13 +386,13 @@ def describe_unmet(way: Way, plan: Candidate) -> dict[str, str]:
     """Describe of each operator that the user wants recomputed, and that is not, why."""
     nodes, until = way.graph.nodes, way.request.until
     heads, again = {x for x, _ in way.graph.heads}, plan.recomputed(len(nodes))
-    rules = way.build_rules().reasons
+    rules, kept = way.build_rules().reasons, {*way.request.keep.nodes}
     reasons = {}
     for x in way.request.recompute.nodes:
         if again[x]:
             continue
         rule = way.graph.why_kept(x) or rules.get(x)
-        if x in way.request.keep.nodes:
+        if x in kept:
             reason = "keep= names it too"
         elif until is not None and x >= until:
             reason = f"it does not come before {nodes[until].name!r}"

@@ -104,8 +104,8 @@ class _Network:
         self.no_marks = np.zeros(len(graph.nodes), dtype=np.bool_)
         until = len(graph.nodes) if request.until is None else request.until
         #: The nodes that the user keeps, and those that are to be recomputed.
-        self.kept = sorted({*range(until, len(graph.nodes)), *request.keep.nodes})
-        self.wished = [i for i in request.recompute.nodes if i not in {*self.kept}]
+        kept = {*range(until, len(graph.nodes)), *request.keep.nodes}
+        self.kept, self.wished = sorted(kept), sorted({*request.recompute.nodes} - kept)
 
     @once
     def build_rules(self) -> Rules:
