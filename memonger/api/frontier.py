@@ -25,10 +25,11 @@ from memonger.solve.solution import (
     confirm_or_none,
     find_fastest,
     format_bytes,
-    search_ways,
+    plan_by,
+    search_plans,
     solve,
 )
-from memonger.solve.ways import Marks, make_ways, search_front
+from memonger.solve.ways import Marks, Way, search_front
 from memonger.support.allocator import giving_back
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
@@ -94,7 +95,7 @@ def frontier(
     Parameters
     ----------
     how : {'marks', 'schedule', 'auto'}
-        Plans of which kind; 'auto': of both, by two searches.
+        Plans of which kind; 'auto': schedules, or marks where no schedule is possible.
     points : int
         The most plans that are returned; each is bound once. Where there are more, those are taken
         whose memory is nearest to equal steps between no plan and the smallest.
@@ -138,15 +139,19 @@ def frontier(
         recompute=recompute,
         devices=devices,
     )
-    candidates, interrupted = search_ways(make_ways(request, options))
+
+    def find(way: Way) -> tuple[Way, Plans, bool]:
+        return (way, *search_plans(way))
+
+    way, candidates, interrupted = plan_by(request, options, find)
     if len(candidates) > points:
-        pools = np.array([candidate.pool_bytes for _, candidate in candidates])
+        pools = np.array([candidate.pool_bytes for candidate in candidates])
         steps = np.linspace(pools[0], pools[-1], points)
         nearest = sorted({int(np.abs(pools - step).argmin()) for step in steps})
         candidates = [candidates[k] for k in nearest]
     solutions = []
     try:
-        for way, plan in candidates:
+        for plan in candidates:
             solutions.append(confirm_or_none(way, plan))
     except KeyboardInterrupt:
         if not solutions:
@@ -295,9 +300,9 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
     def search(marks: Marks) -> tuple[Plans, bool]:
         """Search at one batch, unless the user has interrupted what came before."""
         if interrupted:
-            return [(marks, replace(plan, pool_bytes=0)) for plan in plans], True
+            return [replace(plan, pool_bytes=0) for plan in plans], True
         searched = search_front(marks, plans[1:])
-        return [(marks, plan) for plan in searched.plans], searched.interrupted
+        return searched.plans, searched.interrupted
 
     plans = [Candidate(0, 0.0, MarkPlan(way(1).no_marks), NO_PLAN, added_time=0.0)]
     batch = unplanned = _largest(partial(bytes_at, plan=plans[0]), limit)

@@ -99,6 +99,8 @@ class Plan(Reported):
         The operators of a training step in order; None where the order is left to MXNet.
     unmet : dict
         Of each operator that ``recompute=`` names and the plan does not recompute, why.
+    declined : str
+        Why a plan that was found is not taken (``how='auto'``); empty otherwise.
     options : dict
         Keywords with which ``memonger.plan`` makes it again for this request; a budget in bytes.
     """
@@ -129,10 +131,16 @@ class Plan(Reported):
     schedule: Schedule | None = None
     unmet: dict[str, str] = field(default_factory=dict)
     options: dict[str, Json] = field(default_factory=dict)
+    declined: str = ""
 
     recompute_overhead = property(lambda self: self.recomputed_flops, doc="See `Plan`.")
     time_overhead = property(lambda self: self.added_time, doc="See `Plan`.")
     gradient_bytes = property(lambda self: 0, doc="See `Plan`.")
+
+    @property
+    def is_used(self) -> bool:
+        """Whether ``symbol`` saves memory; otherwise the network is to be trained as it is."""
+        return self.pool_bytes < self.unplanned_bytes
 
     @property
     def _plans(self) -> Sequence[Plan]:
@@ -187,6 +195,7 @@ class Plan(Reported):
             + ("once each" if self.schedule is None else "as often as the schedule says"),
             "kept": f"{len(self.kept)} operators"
             + (f", and the results of {len(self.copies)} recomputed ones" if self.copies else ""),
+            "declined": self.declined,
             **self._chosen(),
             "largest": ("\n" + 11 * " ").join(groups),
             "plan": f"{self.planner}, memory "
@@ -446,9 +455,8 @@ def plan_of(solution: Solution) -> Plan:
     inserted = insert([node.name for node in nodes], plan.copies).behind
     masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed(len(nodes))) if not n.is_variable]
     options = {k: v for k, v in vars(way.options).items() if v != getattr(Options, k)}
-    for name in ("budget", "knee", "slower_than"):
-        options.pop(name, None)
-    if plan.added_time is not None:  # of those that no other beats, the fastest that takes no more
+    limits = [options.pop(name, None) for name in ("budget", "knee", "slower_than", "lent")]
+    if any(limits):  # of those that no other beats, the fastest that takes no more
         options["budget"] = memory.pool_bytes
     unmet = describe_unmet(way, plan)
     if unmet:
@@ -475,6 +483,7 @@ def plan_of(solution: Solution) -> Plan:
         schedule=plan.schedule,
         unmet=unmet,
         options=options,
+        declined=solution.declined,
         pool_bytes=memory.pool_bytes,
         counted_bytes=memory.counted_bytes,
         peak_bytes=memory.peak_bytes,

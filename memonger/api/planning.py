@@ -70,8 +70,10 @@ def plan(
     how : {'marks', 'schedule', 'auto'}
         'marks': each result is recomputed at most once, by marks that MXNet's executor reads.
         'schedule': as often as it pays; the training step is written out when the symbol is bound.
-        'auto': both are searched. With a budget the plan predicted to be faster is taken, without
-        one that which needs less of the device for at most one more forward pass.
+        'auto': a schedule, or marks where no schedule can hold the network, and a line says so.
+        Without limits of memory, time or work it recomputes at most one more forward pass, and is
+        taken only if it is worth it: it saves a tenth of the memory, and at least as large a share
+        of the memory as it adds of time.
     work : float, optional
         The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks
         take at most 2; schedules by default at most 2 log2(n) for n operators, as for O(log n)

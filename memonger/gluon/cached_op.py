@@ -247,7 +247,7 @@ class PlannedOp:
             **{"ctx": GPU if on_gpu else ANY, **block.options},
         )
         decision = Decision(kind, plan)
-        if plan.pool_bytes < plan.unplanned_bytes:
+        if plan.is_used:
             is_np = self._usual.is_np_sym
             decision.graph = PlannedGraph(plan.symbol, self._names, parameters, is_np)
             # Other calls may take more than a budget of bytes, but hardly more than such a share.

@@ -16,7 +16,7 @@ from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.gluon.sparse import planned_op
 from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
-from memonger.solve.options import EITHER, read_options
+from memonger.solve.options import AUTO, read_options
 from memonger.solve.request import NAMING
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
@@ -199,7 +199,7 @@ def _read_keywords(net: Block, keywords: Keywords) -> tuple[PlannedBlock, Keywor
         if name in keywords:
             raise MemongerError(f"memonger.gluon.plan takes no {name}=; {remedy}")
     options = {name: value for name, value in keywords.items() if name in _OPTIONS}
-    options.setdefault("how", EITHER)
+    options.setdefault("how", AUTO)
     for name in ("keep", "recompute"):
         if options.get(name) is not None:
             options[name] = _read_scopes(options[name])

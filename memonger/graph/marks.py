@@ -143,9 +143,13 @@ def remove_plan(symbol: Symbol) -> Symbol:
 
 
 def is_planned(symbol: Symbol) -> bool:
-    """Tell whether memonger has planned a network, or anything else has marked it."""
-    attributes = [node.get("attrs", {}) for node in read(symbol)["nodes"]]
-    return any(RECORD in attrs or truth(attrs.get(FORCE)) for attrs in attributes)
+    """Return whether memonger has planned a network by marks."""
+    return any(RECORD in node.get("attrs", {}) for node in read(symbol)["nodes"])
+
+
+def is_marked(symbol: Symbol) -> bool:
+    """Return whether a network has marks, of a plan or of its user."""
+    return any(truth(node.get("attrs", {}).get(FORCE)) for node in read(symbol)["nodes"])
 
 
 def clear(symbol: Symbol) -> Symbol:

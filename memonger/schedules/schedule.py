@@ -138,6 +138,11 @@ def check(work: Workload, schedule: Schedule) -> None:
         )
 
 
+def plain(work: Workload) -> Schedule:
+    """Make the schedule without recomputation: all operators, then all gradients."""
+    return Schedule.of([*work.operators, *(~x for x in work.gradients)])
+
+
 def adapt(work: Workload, schedule: Schedule) -> Schedule:
     """Make a schedule of the same network for other gradients, each in its turn.
 

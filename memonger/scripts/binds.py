@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Callable, Mapping, Optional, Tuple
 
 import numpy as np
 
-from memonger.graph.marks import is_planned
 from memonger.graph.operators.tensors import DENSE_NUMBERS, STORAGE
 from memonger.schedules.execution.symbol import ScheduledSymbol, by_name, requests_of
 from memonger.scripts.executor import marked
@@ -53,13 +52,19 @@ def _replacement(usual: FunctionType, reader: Callable[[Symbol, Keywords], Train
             return usual(self, ctx, *args, **kwargs)
         reason = ""
         try:
-            training = reader(self, signature.bind(self, ctx, *args, **kwargs).arguments)
-            network, keywords = training or (self, {})
-            symbol = network if training is None else session.planned(network, ctx, keywords)
-            if isinstance(symbol, ScheduledSymbol):
-                return getattr(symbol, usual.__name__)(ctx, *args, **kwargs)
-            if symbol is not network:
-                return marked(usual(symbol, ctx, *args, **kwargs), symbol)
+            arguments = signature.bind(self, ctx, *args, **kwargs).arguments
+            training = reader(self, arguments)
+            if training is not None:
+                plan = session.plan(*training, ctx, arguments.get("shared_exec"))
+                symbol = self if plan is None or not plan.is_used else plan.symbol
+                if isinstance(symbol, ScheduledSymbol):
+                    return getattr(symbol, usual.__name__)(ctx, *args, **kwargs)
+                executor = usual(symbol, ctx, *args, **kwargs)
+                if symbol is not self:
+                    executor = marked(executor, symbol)
+                if plan is not None:
+                    session.pools[executor] = plan.pool_bytes
+                return executor
         except BudgetError:
             raise
         except MemongerError as error:
@@ -109,8 +114,6 @@ def _training(
     requests = requests_of(symbol.list_arguments(), grad_req)
     if set(requests.values()) <= {"null"}:
         return None
-    if is_planned(symbol):
-        raise MemongerError("it has a plan, or marks (force_mirroring), of its own")
     network = _stored(symbol, kinds)
     return network, {"shapes": shapes, "type_dict": types, "grad_req": requests}
 

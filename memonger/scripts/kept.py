@@ -18,12 +18,12 @@ from pathlib import Path
 
 from memonger.api.plan import Plan, load_plan
 from memonger.costs.time.measured import device_name
-from memonger.solve.options import read_options
-from memonger.solve.request import NAMING, fingerprint, read_request
+from memonger.solve.options import Options
+from memonger.solve.request import Request, fingerprint
 from memonger.support import cache
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import has_avx2, mx
-from memonger.support.types import Json, Keywords, Symbol
+from memonger.support.types import Json
 from memonger.support.versions import json_of
 
 log = logging.getLogger("memonger")
@@ -32,19 +32,14 @@ MAX_BYTES = 2**28  # of all plans; those that were not used for longest go
 PRIVATE = 0o700  # the mode of their folder
 
 
-def file_of(net: Symbol, shapes: object, keywords: Keywords) -> Path:
-    """Name the file of a plan by the arguments of ``memonger.plan``."""
-    names = "type_dict", "grad_req", *NAMING
-    of_network = {k: v for k, v in keywords.items() if k in (*names, "ctx")}
-    options = {k: v for k, v in keywords.items() if k not in names}
-    request = read_request(net, shapes, **of_network)
-    checked = read_options(**options)
+def file_of(request: Request, options: Options) -> Path:
+    """Name the file of a plan."""
     parts = [
-        fingerprint(request, checked),
+        fingerprint(request, options),
         json_of(request.symbol),  # with the names that its nodes have
         request.keep.patterns,
         request.recompute.patterns,
-        device_name(request.find_timed(checked.gpu, checked.measure)),
+        device_name(request.find_timed(options.gpu, options.measure)),
         has_avx2(),
         _installed(),
     ]

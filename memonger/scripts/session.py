@@ -9,27 +9,36 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Iterator, MutableMapping, Sequence
 
-from memonger.api import planning
-from memonger.api.plan import Plan
+from memonger.api.plan import Plan, plan_of
 from memonger.api.report import check_report
 from memonger.gluon.cached_op import PlannedBlock
 from memonger.gluon.planning import plan_others
+from memonger.graph.forward import no_collection
+from memonger.graph.marks import clear, is_marked, is_planned
 from memonger.graph.operators.recompute import ANY, GPU
+from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.scripts import kept
 from memonger.scripts.binds import plan_binds
-from memonger.solve.options import EITHER, read_options
-from memonger.solve.request import NAMING
+from memonger.solve.memory import measure
+from memonger.solve.options import AUTO, Lent, read_options
+from memonger.solve.request import NAMING, read_call, read_mxnet_variables, read_request
 from memonger.solve.selection import Selector
+from memonger.solve.solution import solve
+from memonger.support.allocator import giving_back
+from memonger.support.cache import Latest
 from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, in_words
 from memonger.support.files import Path as FilePath
 from memonger.support.mxnet import mx
 from memonger.support.symbols import as_json, read
-from memonger.support.types import Block, Context, Keywords, Symbol
+from memonger.support.types import Block, Context, Executor, Keywords, Symbol
+from memonger.support.versions import json_of
 
 package_log = logging.getLogger("memonger")
 log = logging.getLogger("memonger.scripts")
@@ -43,6 +52,9 @@ network, plan = memonger.load(sys.argv[1]), memonger.load_plan(sys.argv[2])
 grad_req = plan.request.grad_req
 print(memonger.check(network, plan.symbol, shapes, type_dict=types, ctx=ctx, grad_req=grad_req))
 """
+#: Keywords of ``memonger.plan`` that describe the network.
+OF_NETWORK = ("type_dict", "grad_req", "ctx", *NAMING)
+SILENCE = 2.0  # seconds of planning, after which a line says what is being planned
 EQUAL = "equal: "  # with which a CheckReport without a difference begins
 
 _active: Session | None = None
@@ -60,10 +72,7 @@ class Session:
     def __init__(
         self, options: Keywords, report: FilePath | None, check: bool, or_plain: bool, cache: bool
     ) -> None:
-        limits = (options.get(name) for name in ("budget", "slower_than"))
-        usual = "marks" if all(limit is None for limit in limits) else EITHER
-        self._options = {"how": usual, **options}
-        self._of_blocks = {"how": EITHER, **options}
+        self._options = {"how": AUTO, **options}
         checked = {k: v for k, v in self._options.items() if k not in NAMING}
         self._budget = read_options(**checked).budget
         self._report, self._check, self._or_plain, self._cache = report, check, or_plain, cache
@@ -71,7 +80,10 @@ class Session:
             check_report(report)
         self.plans: list[Plan] = []
         self._seconds = 0.0  # that planning took
-        self._refusals: set[tuple[str, str]] = set()  # networks, and why they have no plan
+        #: The pools of MXNet's executors, bytes, for those that are bound to share them.
+        self.pools: MutableMapping[Executor, int] = weakref.WeakKeyDictionary()
+        self._found: Latest[Plan] = Latest(128)  # by the arguments of `_find`
+        self._lines: set[str] = set()  # that are logged once
         self._usual_logging = package_log.level, package_log.propagate
         self._handler = logging.StreamHandler()
         self._handler.setFormatter(logging.Formatter("memonger: %(message)s"))
@@ -112,42 +124,78 @@ class Session:
 
     def _block(self, block: Block) -> PlannedBlock:
         find = functools.partial(self._find, block.name, "Gluon")
-        return PlannedBlock(block.name, self._of_blocks, self._budget, find)
+        return PlannedBlock(block.name, self._options, self._budget, find)
 
-    def planned(self, symbol: Symbol, ctx: Context, bind: Keywords) -> Symbol:
-        """Return the symbol to bind in place of this one; this one if it is best as it is."""
+    def plan(self, symbol: Symbol, bind: Keywords, ctx: Context, shared: object) -> Plan | None:
+        """Plan what is bound for training; None where it is already planned, or has marks.
+
+        ``shared`` is the executor whose memory the new one uses, or None.
+        """
         devices = GPU if ctx.device_type == GPU else ANY
         if self._options.get("budget") == "device":
             devices = ctx
-        keywords = {**bind, "ctx": devices, **self._options}
-        plan = self._find(_name_of(symbol), str(ctx), symbol, **keywords)
-        return plan.symbol if plan.pool_bytes < plan.unplanned_bytes else symbol
+        if is_planned(symbol):
+            self._log_once(logging.INFO, symbol, "is left as it is: memonger has planned it")
+            return None
+        if is_marked(symbol):
+            requests = (read_call(net, ctx=ctx, **bind) for net in (symbol, clear(symbol)))
+            with_marks, without = (measure(request).pool_bytes for request in requests)
+            if with_marks < without:
+                text = f"trains by its own marks (force_mirroring), in {in_words(with_marks)} of "
+                text += f"{in_words(without)}; to have it planned, remove them"
+                self._log_once(logging.WARNING, symbol, text)
+                return None
+        lent, pool = None, self.pools.get(shared) if shared is not None else None
+        if isinstance(shared, ScheduledExecutor):
+            lent = Lent(shared.arena.nbytes, is_arena=True)
+        elif pool is not None:
+            lent = Lent(pool, is_arena=False)
+        keywords = {**bind, "ctx": devices, "lent": lent, **self._options}
+        return self._find(_name_of(symbol), str(ctx), symbol, **keywords)
 
     def refuse(self, symbol: Symbol, reason: str) -> None:
         """Warn, once for each reason, that a network is trained without a plan."""
-        name = _name_of(symbol)
-        if (name, reason) not in self._refusals:
-            self._refusals.add((name, reason))
-            log.warning("%s trains without a plan: %s", name, reason)
+        self._log_once(logging.WARNING, symbol, f"trains without a plan: {reason}")
+
+    def _log_once(self, level: int, symbol: Symbol, text: str) -> None:
+        line = f"{_name_of(symbol)} {text}"
+        if line not in self._lines:
+            self._lines.add(line)
+            log.log(level, "%s", line)
 
     def _find(  # type: ignore[misc]  # arguments of `plan` go through
-        self, name: str, place: str, net: Symbol, shapes: object, **keywords: Any
+        self,
+        name: str,
+        place: str,
+        net: Symbol,
+        shapes: object,
+        lent: Lent | None = None,
+        **keywords: Any,
     ) -> Plan:
-        """Find a plan, or read the one that is kept, and log it."""
+        """Find a plan, or take the one that was found before, and log it."""
+        state = mx.util.is_np_shape(), read_mxnet_variables()
+        key = json_of(net), repr((shapes, lent, sorted(keywords.items()), state))
+        plan = self._found.get(key)
+        if plan is not None:
+            return plan
         start = time.monotonic()
-        try:
-            plan = self._kept_or_new(net, shapes, keywords)
-        except BudgetError as error:
-            if not self._or_plain:
-                raise
-            raise MemongerError(str(error)) from None
-        except UnmatchedError as error:  # another network of the script may have the name
-            raise MemongerError(str(error)) from None
+        # The timer's thread must not collect garbage: MXNet deadlocks if a thread frees executors
+        # while another one trains with their parameters.
+        with no_collection(), self._announced(name, place):
+            try:
+                plan = self._kept_or_new(net, shapes, keywords, lent)
+            except BudgetError as error:
+                if not self._or_plain:
+                    raise
+                raise MemongerError(str(error)) from None
+            except UnmatchedError as error:  # another network of the script may have the name
+                raise MemongerError(str(error)) from None
         if plan.interrupted:  # Ctrl-C was meant for the script
             raise KeyboardInterrupt
         seconds = time.monotonic() - start
         if self._check:
             self._compare(name, net, plan)
+        self._found.put(key, plan)
         self.plans.append(plan)
         self._seconds += seconds
         request = plan.request
@@ -158,14 +206,30 @@ class Session:
         log.info("%s on %s: %s; planned in %.1f s", name, place, self._figures(plan), seconds)
         return plan
 
-    def _kept_or_new(self, net: Symbol, shapes: object, keywords: Keywords) -> Plan:
-        file = kept.file_of(net, shapes, keywords) if self._cache else None
+    @contextlib.contextmanager
+    def _announced(self, name: str, place: str) -> Iterator[None]:
+        """Log which network is being planned, if that takes long."""
+        text = "planning %s on %s; Ctrl-C ends the script, --patience 0.1 plans faster"
+        timer = threading.Timer(SILENCE, log.info, (text, name, place))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    @giving_back()
+    def _kept_or_new(
+        self, net: Symbol, shapes: object, keywords: Keywords, lent: Lent | None
+    ) -> Plan:
+        of_network = {k: v for k, v in keywords.items() if k in OF_NETWORK}
+        request = read_request(net, shapes, **of_network)
+        others = {k: v for k, v in keywords.items() if k not in of_network}
+        options = replace(read_options(ctx=keywords.get("ctx"), **others), lent=lent)
+        file = kept.file_of(request, options) if self._cache else None
         plan = kept.read(file) if file is not None else None
         if plan is None:
-            plan = planning.plan(net, shapes, **keywords)
-            if plan.added_time is None:
-                with contextlib.suppress(MemongerError):
-                    plan = replace(plan, added_time=plan.predict_time())
+            plan = plan_of(solve(request, options))
             if file is not None and not plan.interrupted:
                 kept.write(file, plan)
         return plan
@@ -181,7 +245,7 @@ class Session:
             if plan.added_time is not None:
                 text += f", {100 * plan.added_time:.0f} % of a step's time added"
         else:
-            text += ", as it is"
+            text += f", as it is{plan.declined and ': '}{plan.declined}"
         if self._budget is not None:
             text += f", within the budget of {self._options['budget']}"
         return text
@@ -255,8 +319,7 @@ def enable(
     Parameters
     ----------
     how : {'marks', 'schedule', 'auto'}, optional
-        As `plan` takes it; by default 'auto' for Gluon's blocks and for limits of memory or time,
-        and otherwise 'marks'.
+        As `plan` takes it; by default 'auto'.
     work, budget, slower_than, budget_of, optimizer, measure, gpu, patience, keep, recompute
         As `plan` takes them. A network that has no operator of a pattern trains without a plan.
     report : str or path, optional

@@ -18,7 +18,7 @@ from memonger.support.checks import check_count, check_number
 from memonger.support.errors import MemongerError
 from memonger.support.types import NDArray
 
-WAYS, EITHER = ("marks", "schedule"), "auto"
+WAYS, AUTO = ("marks", "schedule"), "auto"
 PLANNERS = ("smallest", "chen2016")
 KNEE = "knee"
 
@@ -42,6 +42,7 @@ class Options:
     measure: bool = False
     gpu: str | None = None  # whose data sheet tells the times: one of `GPUS`
     patience: float | None = None  # as the network is worth it
+    lent: Lent | None = None  # memory in which a plan is to fit, whatever else is asked for
 
 
 def read_options(  # type: ignore[misc]  # the other keywords are those of Options
@@ -57,7 +58,7 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
     how, planner, patience = options.how, options.planner, options.patience
     gpu = USUAL if options.gpu is None else options.gpu
     choices = (
-        ("way (how)", how, (*WAYS, EITHER)),
+        ("way (how)", how, (*WAYS, AUTO)),
         ("planner", planner, PLANNERS),
         ("gpu", gpu, GPUS),
     )
@@ -86,7 +87,7 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
         raise MemongerError("budget='knee' bounds no bytes; leave out budget_of and optimizer")
     limit = None if knee else read_budget(budget, budget_of, optimizer, ctx)
     taken = {"a schedule": how == "schedule", "a budget": knee or limit is not None}
-    taken.update({"slower_than": limits_time is not None, "how='auto'": how == EITHER})
+    taken.update({"slower_than": limits_time is not None, "how='auto'": how == AUTO})
     other = next((name for name, value in taken.items() if value), None)
     if other and (planner != "smallest" or not options.rules):
         raise MemongerError(
@@ -104,6 +105,14 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
         measure=bool(options.measure),
         patience=checked_patience,
     )
+
+
+@dataclass(frozen=True)
+class Lent:
+    """The memory of a bound executor, which one that is bound to share it uses too."""
+
+    nbytes: int
+    is_arena: bool  # whether it is the arena of a schedule, or else a pool of MXNet
 
 
 @dataclass(frozen=True)

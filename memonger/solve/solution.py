@@ -6,8 +6,8 @@ import contextlib
 import logging
 import math
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Callable, Iterable, Mapping, Sequence, Tuple
+from operator import attrgetter
+from typing import Callable, Mapping, Sequence, TypeVar
 
 import numpy as np
 
@@ -19,16 +19,16 @@ from memonger.planners.marks.rules import kept_summary
 from memonger.planners.marks.smallest import NO_PLAN
 from memonger.schedules.layouts import Refused
 from memonger.solve.memory import Memory
-from memonger.solve.options import EITHER, Options
+from memonger.solve.options import AUTO, Budget, Lent, Options
 from memonger.solve.request import Request
 from memonger.solve.ways import (
     RUNGS,
+    SMALL_PATIENCE,
+    Marks,
     Original,
     Schedules,
     Way,
-    make_ways,
     remember,
-    run_searches,
     search_front,
 )
 from memonger.support.errors import MB, BudgetError, MemongerError, in_words
@@ -37,6 +37,7 @@ from memonger.support.versions import VERSION
 
 log = logging.getLogger("memonger")
 
+WORTH = 0.1  # of the memory that a plan must save, where nothing was asked for
 LITTLE = 0.05  # of the memory: a plan that saves less is explained
 NEARLY = 1.1  # times a budget: what is estimated to take more is not looked at
 SLACK = 1e-9  # for rounding where work is compared
@@ -46,7 +47,8 @@ NEVER = 2**62  # the limit with which a plan is taken that never is
 NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
 BARE = "a bare plan (rules=False) may abort on a GPU, or give wrong statistics and gradients"
 
-Plans = Sequence[Tuple[Way, Candidate]]  # the fastest first
+T = TypeVar("T")
+Plans = Sequence[Candidate]  # the fastest first
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,19 +62,50 @@ class Solution:
     costs: Mapping[str, int]  # of the plans that were compared, as MXNet counts bytes
     warnings: tuple[str, ...] = ()
     interrupted: bool = False
+    declined: str = ""  # why a plan that was found is not taken
 
 
 @no_collection()
 def solve(request: Request, options: Options) -> Solution:
     """Search for the smallest plan, or for the fastest within the budget, and confirm it."""
-    ways = make_ways(request, options)
-    first = next(ways)
-    everyone = chain([first], ways)
+    return plan_by(request, options, lambda way: _solve_by(way, options))
+
+
+def plan_by(request: Request, options: Options, find: Callable[[Way], T]) -> T:
+    """Plan by marks or by schedules, as ``how`` says.
+
+    With 'auto' that is by schedules, and by marks only where no schedule can hold the network.
+    """
+    refusal = None
+    if options.how in ("schedule", AUTO):
+        try:
+            return find(Schedules(request, replace(options, how="schedule")))
+        except MemongerError as error:
+            if options.how != AUTO or isinstance(error, BudgetError):
+                raise
+            refusal = error
+    by_marks = Original if options.planner == "chen2016" else Marks
+    way = by_marks(request, replace(options, how="marks"))
+    if refusal is not None:
+        log.warning("planning by marks, because no schedule can hold this network: %s", refusal)
+    return find(way)
+
+
+def _solve_by(way: Way, options: Options) -> Solution:
+    if options.lent is not None and not way.wished:
+        solution = _find_fitting(way, options.lent)
+        if solution is not None:
+            return solution
+        way.options = replace(way.options, budget=options.budget, patience=options.patience)
     if options.budget is not None:
-        return find_fastest(first, lambda: search_ways(everyone))
+        return find_fastest(way, lambda: search_plans(way))
     if options.knee or options.slower_than is not None:
-        return _find_within_time(*search_ways(everyone))
-    return find_smallest(first) if options.how != EITHER else _find_better(everyone)
+        return _find_within_time(way, *search_plans(way))
+    if options.how != AUTO or options.work is not None:
+        return find_smallest(way)
+    way.options = replace(way.options, work=ONE_MORE)
+    smallest = find_smallest(way)
+    return smallest if way.wished else _judge(way, smallest)
 
 
 def find_smallest(way: Way) -> Solution:
@@ -90,29 +123,57 @@ def find_smallest(way: Way) -> Solution:
     return _advise(way, replace(solution, costs=costs, interrupted=searched.interrupted))
 
 
-def _find_better(ways: Iterable[Way]) -> Solution:
-    """Find the smaller of the plans by each way, which recompute at most one more forward pass."""
-    solutions: list[Solution] = []
-    errors: list[Refused] = []
-    try:
-        for way in ways:
-            if isinstance(way, Schedules):
-                way.options = replace(way.options, work=way.options.work or ONE_MORE)
-            try:
-                solutions.append(find_smallest(way))
-            except Refused as error:
-                errors.append(error)
-            if solutions and solutions[-1].interrupted:
-                break
-    except KeyboardInterrupt:
-        if not solutions:
-            raise
-        solutions[-1] = replace(solutions[-1], interrupted=True)
-    if not solutions:
-        raise errors[0]
-    best = min(solutions, key=lambda solution: solution.memory.device_bytes)
-    costs = {name: nbytes for solution in solutions for name, nbytes in solution.costs.items()}
-    return replace(best, costs=costs, interrupted=solutions[-1].interrupted)
+def _judge(way: Way, solution: Solution) -> Solution:
+    """Return a plan that is worth its time: this one, or what runs nothing again, or no plan.
+
+    It saves at least `WORTH` of the memory, and a point of memory or more for a point of time.
+    """
+    unplanned = way.measure_unplanned()
+    if solution.interrupted or solution.memory is unplanned:
+        return solution
+    reasons = []
+    for other in (solution, _confirm_plain(way)):
+        if other is None:
+            continue
+        saved = 1 - other.memory.pool_bytes / max(1, unplanned.pool_bytes)
+        added = other.plan.added_time or 0.0
+        if saved >= max(WORTH, added):
+            return replace(other, costs={**solution.costs, **other.costs})
+        reasons.append(f"save {100 * saved:.0f} % of the memory for {100 * added:.0f} % more time")
+    none = _confirm(way, way.make_no_plan())
+    text = f"the smallest {way.noun} would {reasons[0]}"
+    return replace(none, costs={**solution.costs, **none.costs}, declined=text)
+
+
+def _confirm_plain(way: Way) -> Solution | None:
+    """Place the tensors of the network without recomputation; None where that is not possible."""
+    if isinstance(way, Schedules):
+        with contextlib.suppress(Refused):
+            return _confirm(way, way.make_plain())
+    return None
+
+
+def _find_fitting(way: Way, lent: Lent) -> Solution | None:
+    """Find the fastest plan that fits into the memory of another executor; None if none does.
+
+    A network without a plan shares the pool of MXNet, and a schedule shares an arena.
+    """
+    if not lent.is_arena:
+        fits = way.measure_unplanned().pool_bytes <= lent.nbytes
+        return _confirm(way, way.make_no_plan()) if fits else None
+    solution = _confirm_plain(way)
+    if solution is None:
+        return None
+    arena, *outputs = solution.memory.replay.block_bytes().tolist()
+    if arena <= lent.nbytes:
+        return solution
+    limit = Budget(lent.nbytes + sum(outputs), is_share=False, of="pool", state=0.0)
+    # Buckets come by the dozen, and there is no less memory to be found than is there already.
+    patience = way.options.patience or SMALL_PATIENCE
+    way.options = replace(way.options, budget=limit, patience=patience)
+    with contextlib.suppress(BudgetError):
+        return _confirm_fastest(way, *search_plans(way))
+    return None
 
 
 def estimate_schedule(request: Request) -> int | None:
@@ -150,17 +211,16 @@ def find_fastest(way: Way, search: Callable[[], tuple[Plans, bool]]) -> Solution
         return _confirm(way, way.make_no_plan())
     plans, interrupted = search()
     try:
-        solution = _confirm_fastest(plans, interrupted)
+        solution = _confirm_fastest(way, plans, interrupted)
     except BudgetError:
-        by_schedules = next((way for way, _ in plans if isinstance(way, Schedules)), None)
-        if by_schedules is None:
+        if not isinstance(way, Schedules):
             raise
-        least = by_schedules.add_times(by_schedules.search_least(by_schedules.options.work))
-        solution = _confirm_fastest([*plans, (by_schedules, least.plans[0])], least.interrupted)
+        least = way.add_times(way.search_least(way.options.work))
+        solution = _confirm_fastest(way, [*plans, least.plans[0]], least.interrupted)
     most = way.options.slower_than
     if most is None or _slowdown(solution.plan) <= most + SLACK:
         return solution
-    within, limit = _find_within_time(plans, interrupted), format_bytes(way.find_limit())
+    within, limit = _find_within_time(way, plans, interrupted), format_bytes(way.find_limit())
     takes, smallest = way.count_bytes(solution.memory), way.count_bytes(within.memory)
     raise BudgetError(
         f"no plan was found that takes at most {limit} and at most {most:g} times the time: the "
@@ -176,22 +236,21 @@ def _slowdown(plan: Candidate) -> float:
     return 1 + (plan.added_time or 0.0)
 
 
-def _find_within_time(plans: Plans, interrupted: bool) -> Solution:
+def _find_within_time(way: Way, plans: Plans, interrupted: bool) -> Solution:
     """Find the smallest plan within the limit of time, or the knee of the front."""
-    options = plans[0][0].options
+    options = way.options
     most = math.inf if options.slower_than is None else options.slower_than + SLACK
-    allowed = [k for k, (_, plan) in enumerate(plans) if _slowdown(plan) <= most]
-    costs = np.array([(plan.pool_bytes, _slowdown(plan)) for _, plan in plans], dtype=np.float64)
+    allowed = [k for k, plan in enumerate(plans) if _slowdown(plan) <= most]
+    costs = np.array([(plan.pool_bytes, _slowdown(plan)) for plan in plans], dtype=np.float64)
     distance = _distances_to_ideal(costs) if options.knee else costs[:, 0]
     for k in sorted(allowed, key=distance.__getitem__):
-        way, plan = plans[k]
         with contextlib.suppress(Refused):
-            solution = confirm_or_none(way, plan)
+            solution = confirm_or_none(way, plans[k])
             if _within_work(way, solution.memory) and not _is_larger(way, solution.memory):
                 return replace(solution, interrupted=interrupted)
     if interrupted:
         raise KeyboardInterrupt
-    _, fastest = plans[0]
+    fastest = plans[0]
     limits = {"slower_than": options.slower_than, "work": options.work}
     text = " and ".join(f"{name}={limit:g}" for name, limit in limits.items() if limit is not None)
     raise BudgetError(
@@ -211,11 +270,11 @@ def _distances_to_ideal(costs: Doubles) -> Doubles:
     return np.hypot(*((costs - least) / np.maximum(most - least, 1e-12)).T)
 
 
-def search_ways(ways: Iterable[Way]) -> tuple[Plans, bool]:
-    """Search by each way for the plans that no other beats; whether the user ended the search."""
-    results, interrupted = run_searches((way, search_front(way)) for way in ways)
-    plans = [(way, plan) for way, searched in results for plan in searched.plans]
-    return not_dominated(plans, lambda p: (p[1].added_time or 0.0, p[1].pool_bytes)), interrupted
+def search_plans(way: Way) -> tuple[Plans, bool]:
+    """Search for the Pareto-optimal plans; whether the user ended the search."""
+    searched = search_front(way)
+    costs = attrgetter("added_time", "pool_bytes")
+    return not_dominated(searched.plans, costs), searched.interrupted
 
 
 def confirm_or_none(way: Way, plan: Candidate) -> Solution:
@@ -231,24 +290,22 @@ def confirm_or_none(way: Way, plan: Candidate) -> Solution:
     return replace(_confirm(way, way.make_no_plan()), warnings=solution.warnings)
 
 
-def _confirm_fastest(plans: Plans, interrupted: bool) -> Solution:
+def _confirm_fastest(way: Way, plans: Plans, interrupted: bool) -> Solution:
     """Confirm the fastest plan within the limits; a larger budget never yields a slower plan.
 
     Raises BudgetError if none does; KeyboardInterrupt if they are all that the user waited for.
     """
-    first, last = plans[0][0], plans[-1][1]
-    unplanned = first.measure_unplanned()
-    whole = first.count_bytes(unplanned)
-    limit = min(first.find_limit(), whole)
+    last, unplanned = plans[-1], way.measure_unplanned()
+    whole = way.count_bytes(unplanned)
+    limit = min(way.find_limit(), whole)
     beside = whole - unplanned.pool_bytes
-    of_pool = first.options.budget is not None and first.options.budget.of == "pool"
+    of_pool = way.options.budget is not None and way.options.budget.of == "pool"
     predicted: dict[int, Memory] = {}  # by the number of a plan
 
     def least_limit(k: int) -> int:
         """Return the least limit with which a plan is taken."""
-        way, plan = plans[k]
         try:
-            predicted[k] = predicted.get(k) or way.predict_memory(plan)
+            predicted[k] = predicted.get(k) or way.predict_memory(plans[k])
         except Refused:
             return NEVER
         if _is_larger(way, predicted[k]):
@@ -262,8 +319,8 @@ def _confirm_fastest(plans: Plans, interrupted: bool) -> Solution:
         exact = plan.schedule is not None and of_pool  # no arena is smaller than what is alive
         return math.ceil((plan.pool_bytes + beside) / (1 if exact else NEARLY))
 
-    estimates = [estimate(plan) for _, plan in plans]
-    for k, (way, plan) in enumerate(plans):
+    estimates = [estimate(plan) for plan in plans]
+    for k, plan in enumerate(plans):
         if estimates[k] > limit or least_limit(k) > limit or not _within_work(way, predicted[k]):
             continue
         solution = _confirm(way, plan)
@@ -276,14 +333,13 @@ def _confirm_fastest(plans: Plans, interrupted: bool) -> Solution:
         predicted[k] = solution.memory
     if interrupted:
         raise KeyboardInterrupt
-    least, of, memory = whole, first, unplanned
+    least, memory = whole, unplanned
     for k in sorted(range(len(plans)), key=estimates.__getitem__):
-        way = plans[k][0]
         if estimates[k] >= least:
             break  # those that follow need more
         if least_limit(k) < least and _within_work(way, predicted[k]):
-            least, of, memory = least_limit(k), way, predicted[k]
-    raise BudgetError(_describe_too_little(of, limit, memory, least), least)
+            least, memory = least_limit(k), predicted[k]
+    raise BudgetError(_describe_too_little(way, limit, memory, least), least)
 
 
 def _holds_more(memory: Memory, way: Way) -> bool:
@@ -323,6 +379,8 @@ def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
         text = "this MXNet fuses pointwise operators on a GPU in another way than 1.9, as which "
         warnings.append(text + "their memory is told; with MXNET_USE_FUSION=0 it is exact")
     costs = {"no plan": unplanned.counted_bytes, plan.origin: memory.counted_bytes}
+    if plan.added_time is None:
+        plan = replace(plan, added_time=way.predict_added_time(memory))
     return Solution(way, plan, symbol, memory, costs, tuple(warnings))
 
 
@@ -440,7 +498,7 @@ def _describe_too_little(way: Way, limit: int, memory: Memory, needs: int) -> st
     text = f"was found that needs at most {format_bytes(limit)}"
     if work is not None:
         text = f"of work={work:g} {text}; give more memory or more work"
-    text = f"no {way.noun} {text}; the smallest needs {format_bytes(needs)}."
+    text = f"no plan {text}; the smallest needs {format_bytes(needs)}."
     most = int(memory.live[memory.peak])
     # More is alive than the pool takes where a schedule's results lie where a gradient will be.
     if 0 < most <= pool:

@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 from dataclasses import replace
-from typing import Callable, Hashable, Iterable, Iterator, Sequence, TypeVar, Union
+from typing import Callable, Hashable, Iterable, Sequence, TypeVar, Union
 
 import numpy as np
 
@@ -45,10 +45,10 @@ from memonger.solve.memory import (
     predict_marks,
     predict_step,
 )
-from memonger.solve.options import EITHER, WAYS, Options
+from memonger.solve.options import Options
 from memonger.solve.request import Request, fingerprint
 from memonger.support.cache import Latest
-from memonger.support.errors import MB, MemongerError, in_words
+from memonger.support.errors import MB, in_words
 from memonger.support.parallel import progress_bar
 from memonger.support.types import Bools, Doubles, Symbol
 
@@ -155,6 +155,11 @@ class _Network:
             text = "times are those of gpu=%r by its data sheet; gpu= names another"
             log.info(text, self.options.gpu)
         return timing.find_times(self.training, self.timed_on, self.options.measure)
+
+    def predict_added_time(self, memory: Memory) -> float:
+        """Predict the time that recomputation adds to a step, as a share of one without a plan."""
+        times = timing.find_times(memory.training, self.timed_on, self.options.measure)
+        return float(times.forward[memory.recomputed].sum() / times.step)
 
     @once
     def choose_patience(self) -> float:
@@ -357,6 +362,11 @@ class Schedules(_Network):
             searched = self._search(lambda search: search.front(starts), forward)
         return self.add_times(searched)
 
+    def make_plain(self) -> Candidate:
+        """Make the candidate that recomputes nothing: its tensors are placed in an arena."""
+        schedule = schedules.plain(self.workload)
+        return Candidate(0, 1.0, schedule, trees.NO_RECOMPUTATION, added_time=0.0)
+
     def search_least(self, work: float | None) -> Searched:
         """Search for the least memory with this limit of work, as if no budget were given."""
         self.choose_patience(), self.find_held()  # the copy shares what is known of the network
@@ -419,22 +429,6 @@ class Schedules(_Network):
 
 
 Way = Union[Marks, Schedules]
-
-
-def make_ways(request: Request, options: Options) -> Iterator[Way]:
-    """Make the ways that are asked for in turn; of both, those by which it can be planned."""
-    by_marks = Original if options.planner == "chen2016" else Marks
-    hows = WAYS if options.how == EITHER else (options.how,)
-    errors = []
-    for how in hows:
-        try:
-            kind = by_marks if how == "marks" else Schedules
-            yield kind(request, replace(options, how=how))
-        except MemongerError as error:  # a network that no schedule can hold
-            log.info("no plans by how=%r: %s", how, error)
-            errors.append(error)
-    if len(errors) == len(hows):
-        raise errors[0]
 
 
 def search_front(way: Way, starts: Sequence[Candidate] = ()) -> Searched:

@@ -43,7 +43,6 @@ FOUND: list[tuple[str, dict[str, Any], float, int, str]] = [
     ("plan", CHEN, 0.3, 1, SMALLEST),
     ("plan", SCHEDULE, 0.3, 1, SMALLEST),
     ("plan", BUDGET, 0.6, 1, FASTEST),
-    ("plan", {**BUDGET, "how": "auto"}, -1, 2, FASTEST),  # marks were found
     ("frontier", {"points": 4}, 0.4, 1, FRONTIER),
     ("frontier", {"points": 4}, 0.6, 1, FRONTIER),
     ("largest_batch", {}, 0.6, 1, LARGEST),

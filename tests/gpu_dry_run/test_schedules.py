@@ -13,11 +13,11 @@ from memonger.costs.held import round_for_gpu
 from memonger.planners.trees.search import ScheduleSearch
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import build_step, make_parts
-from memonger.schedules.schedule import Schedule, Workload
+from memonger.schedules.schedule import Schedule, Workload, plain
 from memonger.schedules.training_step import OURS
 
 import networks
-from drawn_schedules import everything, nested, plain, work_of
+from drawn_schedules import everything, nested, work_of
 from efforts import SHORT
 from zoo import Recurrent, unrolled
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable
 
 import numpy as np
-from memonger.schedules.schedule import Schedule, Workload, workload
+from memonger.schedules.schedule import Schedule, Workload, plain, workload
 from memonger.graph.training import training_graph
 
 from planned import forward
@@ -19,11 +19,6 @@ def work_of(
     names = [node.name for node in graph.nodes]
     chosen = {names[a] for a in graph.arguments} - set(shapes) if wanted is None else set(wanted)
     return workload(training_graph(graph, [a for a in graph.arguments if names[a] in chosen]))
-
-
-def plain(work: Workload) -> Schedule:
-    """Make the schedule without recomputation: all operators, then all gradients."""
-    return Schedule.of([*work.operators, *(~x for x in work.gradients)])
 
 
 def nested(work: Workload, levels: int, seed: int, share: float = 0.5) -> Schedule:

@@ -120,11 +120,6 @@ def test_a_frontier_has_plans_that_nothing_beats(how: str) -> None:
         assert again.added_time <= p.added_time * (1 + 1e-9)  # type: ignore[operator]
     if how == "marks":
         assert pools[-1] <= memonger.plan(net(), SHAPES).pool_bytes
-    if how == "auto":
-        for mark in memonger.frontier(net(), SHAPES, points=40):
-            assert min(a for a, b in zip(added, pools) if b <= 1.05 * mark.pool_bytes) <= (
-                mark.added_time or 0.0
-            ) * (1 + 1e-9)
 
 
 def test_auto_takes_marks_where_there_is_no_schedule(caplog: pytest.LogCaptureFixture) -> None:
@@ -138,7 +133,7 @@ def test_auto_takes_marks_where_there_is_no_schedule(caplog: pytest.LogCaptureFi
     auto: Any = memonger.plan(symbol, shapes, how="auto", budget=0.8)
     assert auto.symbol.tojson() == marks.symbol.tojson() and auto.recomputed
     plans = memonger.frontier(symbol, shapes, how="auto")
-    assert plans[0].planner == "no plan" and "no plans by how='schedule'" in caplog.text
+    assert plans[0].planner == "no plan" and "planning by marks, because no schedule" in caplog.text
     with pytest.raises(memonger.MemongerError, match="foreach"):
         memonger.plan(symbol, shapes, how="schedule", budget=0.8)
     for how, words in (("schedule", "foreach"), ("both", "unknown way")):

@@ -23,14 +23,14 @@ from memonger.planners.trees.search import ScheduleSearch
 from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, NOTHING, Steps
 from memonger.planners.trees.trees import binomial_tree
 from memonger.support.kernels import compiled
-from memonger.schedules.schedule import Schedule, check
+from memonger.schedules.schedule import Schedule, check, plain
 from memonger.schedules.training_step import TrainingStep
 from memonger.schedules.expand import make_parts
 from memonger.schedules.expand import build_step
 
 import networks
 from alive import check_memory
-from drawn_schedules import of_marks, plain, work_of
+from drawn_schedules import of_marks, work_of
 from efforts import SHORT
 from generated import build, recipes
 from zoo import TINY, Builders

@@ -17,6 +17,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
+from memonger.scripts import session as session_module
 from memonger.support import cache
 
 import blocks
@@ -115,20 +116,83 @@ def test_what_has_a_plan_is_planned_once(capfd: Any) -> None:
     """By a copy of the original, by our own calls, by hand."""
     symbol = net()
     planned = memonger.search_plan(symbol, data=SHAPES["data"])
-    by_hand = net()
-    by_hand.get_internals()["sum1_output"]._set_attr(force_mirroring="True")
     with memonger.enable(cache=False) as session:
         assert "_mirror" not in original().search_plan(symbol, mx, SHAPES)
         again = memonger.search_plan(symbol, data=SHAPES["data"])
-        for network in (again, by_hand, by_hand):
-            network.simple_bind(mx.cpu(), **SHAPES)
+        for _ in range(2):
+            again.simple_bind(mx.cpu(), **SHAPES)
         assert memonger.check(symbol, again, SHAPES, steps=1)
         scheduled = memonger.search_plan(symbol, data=SHAPES["data"], how="schedule", work=2.0)
         scheduled.simple_bind(mx.cpu(), **SHAPES)
     assert session.plans == [] and marked(again) == marked(planned)
-    assert (
-        capfd.readouterr().err.count("it has a plan, or marks (force_mirroring), of its own") == 1
-    )
+    assert capfd.readouterr().err.count("is left as it is: memonger has planned it") == 1
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_marks_of_the_user_are_kept_if_they_save_memory(saves: bool, capfd: Any) -> None:
+    x = mx.sym.Variable("data")
+    for k in range(8):
+        x = mx.sym.FullyConnected(x, num_hidden=64, name=f"fc{k}")
+        x = mx.sym.Activation(x, act_type="tanh", name=f"act{k}")
+        if saves and k % 4 or k == 7:
+            x._set_attr(force_mirroring="True")
+            x.get_children()[0]._set_attr(force_mirroring=str(saves))
+    symbol = mx.sym.SoftmaxOutput(x, name="softmax")
+    with memonger.enable(cache=False) as session:
+        for _ in range(2):
+            symbol.simple_bind(mx.cpu(), data=(512, 64))
+    lines = [line for line in capfd.readouterr().err.splitlines() if "softmax" in line]
+    assert len(session.plans) == (not saves) and len(lines) == 1
+    assert ("trains by its own marks (force_mirroring), in " in lines[0]) == saves
+    assert ("to have it planned, remove them" in lines[0]) == saves
+
+
+def test_what_is_bound_again_is_planned_once(capfd: Any) -> None:
+    with memonger.enable(cache=False) as session:
+        for size in (8, 16, 8, 16):
+            net().simple_bind(mx.cpu(), data=(size, 3, 8, 8), softmax_label=(size,))
+    lines = [line for line in capfd.readouterr().err.splitlines() if "planned in" in line]
+    assert len(lines) == len(session.plans) == 2
+
+
+def test_planning_that_takes_long_is_announced(monkeypatch: Any, capfd: Any) -> None:
+    for seconds in (1000.0, 0.0):
+        monkeypatch.setattr(session_module, "SILENCE", seconds)
+        with memonger.enable(cache=False):
+            net().simple_bind(mx.cpu(), **SHAPES)
+        log = capfd.readouterr().err
+        assert ("planning softmax on cpu(0)" in log) == (seconds == 0)
+
+
+@pytest.mark.parametrize("how", ["auto", "marks"])
+def test_buckets_fit_into_the_memory_of_the_largest(how: str) -> None:
+    """What already fits recomputes nothing; nothing takes more than the largest has."""
+    names, steps = ["data", "softmax_label"], (24, 22, 12, 2)
+
+    def bound() -> list[Any]:
+        module = mx.mod.BucketingModule(lambda key: (unrolled(key), *([n] for n in names)), 24)
+        for key in steps:
+            shapes = [[(name, (BATCH, key))] for name in names]
+            if key == 24:
+                module.bind(*shapes)
+                module.init_params(mx.init.One())
+            else:
+                module.switch_bucket(key, *shapes)
+        return [module._buckets[key]._exec_group.execs[0] for key in steps]
+
+    with memonger.enable(how=how, cache=False) as session:
+        executors = bound()
+    first, *others = session.plans
+    assert first.is_used and not others[-1].recomputed
+    if how == "auto":
+        assert all(plan.added_time <= first.added_time for plan in others)
+        assert {executor.arena for executor in executors} == {executors[0].arena}
+        assert executors[0].arena.nbytes == executors[0]._step.arena_bytes
+        assert others[0].recomputed and others[-1].is_used
+    else:
+        fits = [plan.unplanned_bytes <= first.pool_bytes for plan in others]
+        assert fits[-1] and not fits[0]
+        assert [plan.is_used for plan in others] == [not fitting for fitting in fits]
 
 
 def test_a_network_that_cannot_be_planned_is_bound_as_without(capfd: Any) -> None:
