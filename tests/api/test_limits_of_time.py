@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from blocks import Transformer, initialized
 
-from planned import HOWS, assert_alike
+from planned import assert_alike
 
 pytestmark = pytest.mark.usefixtures("a_device")
 
