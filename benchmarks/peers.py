@@ -30,7 +30,7 @@ from typing import Any, Callable, Sequence
 import memonger
 import numpy as np
 from memonger.costs.time.gpus import GPUS, USUAL
-from memonger.costs.time.measured import find_times
+from memonger.costs.time.roofline import predict_times
 from memonger.solve.memory import Memory, predict
 from memonger.solve.request import read_request
 
@@ -203,7 +203,7 @@ def main(arguments: list[str]) -> int:
         requests = as_module_does(symbol, shapes)
         unplanned = predict(read_request(symbol, shapes, grad_req=requests, ctx="gpu"))
         figures: dict[str, Any] = {
-            "step_seconds": float(find_times(unplanned.training, options.gpu).step),
+            "step_seconds": float(predict_times(unplanned.training, options.gpu).step),
             "ours": {how: measure_ours(network, unplanned, how, options) for how in HOWS},
         }
         if python is not None:

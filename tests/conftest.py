@@ -35,7 +35,7 @@ def all_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from efforts import SHORT, use
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMONGER_CACHE", str(tmp_path_factory.mktemp("measured")))
+        patch.setenv("MEMONGER_CACHE", str(tmp_path_factory.mktemp("cache")))
         use(SHORT, patch.setattr)
         yield
 
@@ -60,12 +60,3 @@ def each_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         forget()
     if any(request.node.get_closest_marker(name) for name in LONG):
         use(USUAL, monkeypatch.setattr)
-
-
-@pytest.fixture
-def a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take any device for one of 1 TFLOP/s and 100 GB/s, whatever the tests run on."""
-    from memonger.costs.time import measured
-
-    monkeypatch.setattr(measured, "find_rates", lambda ctx: measured.Rates(1e12, 1e11, 1e-6))
-    monkeypatch.setattr(measured, "find_factors", lambda training, ctx: {})

@@ -15,7 +15,7 @@ import numpy as np
 from memonger.api import plot
 from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.api.report import Reported
-from memonger.costs.time import measured as timing
+from memonger.costs.time.times import find_times
 from memonger.graph import inputs, marks
 from memonger.graph.forward import insert
 from memonger.graph.inputs import InputSpec, check_symbol, drop_old_types, read_shapes
@@ -280,7 +280,8 @@ class Plan(Reported):
         Parameters
         ----------
         measure : bool
-            Time each operator on the device, once, instead of predicting it from its FLOPs.
+            Measure each operator on the device, in a child process, instead of predicting its time
+            from its FLOPs and bytes.
 
         Returns
         -------
@@ -291,13 +292,13 @@ class Plan(Reported):
             return self.added_time
         memory = self._memory
         timed_on = self.request.find_timed(self.options.get("gpu"), measure)
-        times = timing.find_times(memory.training, timed_on, measure)
+        times = find_times(memory.training, timed_on)
         return float(times.forward[memory.recomputed].sum() / times.step)
 
     def save(self, file: files.Path) -> None:
         """Write the plan to a file, from which `load_plan` makes it again in any process.
 
-        Times are measured, so workers of a job may find other plans for a budget: let one plan.
+        With ``measure=True`` workers of a job may find other plans for a budget: let one plan.
 
         Parameters
         ----------

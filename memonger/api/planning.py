@@ -92,13 +92,13 @@ def plan(
     optimizer : str, (str, dict) or mx.optimizer.Optimizer, optional
         Whose state counts with ``budget_of='device'``: 'adam', or ``('sgd', {'momentum': 0.9})``.
     measure : bool
-        For a budget: time each operator on the device, once, instead of predicting it from its
-        FLOPs.
+        For a budget: measure each operator on the device, in a child process, instead of
+        predicting its time from its FLOPs and bytes. By default nothing is measured.
     gpu : str, optional
-        For a budget: the GPU whose times are predicted, from its data sheet, where it is not at
-        hand: 'M60', 'P100', 'GTX 1080 Ti', 'V100', 'T4', 'RTX 2080 Ti', 'A100', 'A10', 'RTX 3090',
-        'RTX 4090' or 'L4'. By default times are those of the device that ``ctx`` says; for 'gpu'
-        those of a V100 if no GPU is here.
+        For a budget: the GPU whose times are predicted, from its data sheet: 'M60', 'P100',
+        'GTX 1080 Ti', 'V100', 'T4', 'RTX 2080 Ti', 'A100', 'A10', 'RTX 3090', 'RTX 4090' or 'L4'.
+        By default times are those of the device that ``ctx`` says: of the GPU here by its name (of
+        a V100 if there is none, or none of these), or of a nominal CPU.
     patience : float, optional
         Times the usual length of the search, for smaller plans. By default a network that takes
         less than 16 MB without a plan gets a twentieth of it (0.05), and the log says so; others 1.
@@ -110,12 +110,11 @@ def plan(
     ctx : mx.Context or {'cpu', 'gpu', 'any'}, optional
         Where the network is trained: by default 'gpu' if MXNet is built with CUDA, and otherwise
         'any'. ``mx.gpu(0)`` must be there, and MXNet binds the plan on it. With 'gpu' nothing is
-        bound on a GPU; for a budget, operators are timed on one if one is there. A plan for 'any'
-        is right on every device, and operators are timed on this machine's CPU (or see ``gpu``).
-        One for 'cpu' leaves cuDNN's BatchNorm on, and does not hold for a GPU. For a GPU, memory is
-        predicted with pointwise fusion (``MXNET_USE_FUSION``) as it is set, and saved results cost
-        nothing more with it; on a CPU such a plan may round differently from the network without
-        it.
+        bound on a GPU. A plan for 'any' is right on every device, and its times are those of a CPU
+        (or see ``gpu``). One for 'cpu' leaves cuDNN's BatchNorm on, and does not hold for a GPU.
+        For a GPU, memory is predicted with pointwise fusion (``MXNET_USE_FUSION``) as it is set,
+        and saved results cost nothing more with it; on a CPU such a plan may round differently from
+        the network without it.
     planner : {'smallest', 'chen2016'}
         'smallest' searches for the least memory, and takes nothing worse than no plan or than the
         original's plan with the rules. 'chen2016' is the original algorithm, on the marks of the

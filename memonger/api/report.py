@@ -20,7 +20,7 @@ import numpy as np
 from memonger import __version__
 from memonger.api.explain import Choice, PlanExplanation, explain_choices
 from memonger.api.groups import Member, find_groups
-from memonger.costs.time import measured as timing
+from memonger.costs.time.times import find_times
 from memonger.graph.arrays import FORWARD
 from memonger.graph.read import forward_graph
 from memonger.solve.memory import Memory, count_state_bytes, predict
@@ -196,7 +196,7 @@ def data_of(shown: Shown) -> dict[str, Json]:
     request, measure = shown.chosen.request, bool(shown.chosen.options.get("measure"))
     unplanned, strings = predict(request), Strings()
     timed_on = request.find_timed(shown.chosen.options.get("gpu"), measure)
-    table = OperatorTable(unplanned, strings, timed_on, measure)
+    table = OperatorTable(unplanned, strings, timed_on)
     count, plans = len(shown.times), []
     most = MAX_TENSORS // (count + 1)
     for plan, time in shown.times.items():
@@ -284,7 +284,7 @@ def _batch(batch: int, plan: Plan, network: str) -> dict[str, Json]:
     measure = bool(plan.options.get("measure"))
     training = predict(plan.request).training
     timed_on = plan.request.find_timed(plan.options.get("gpu"), measure)
-    step = float(timing.find_times(training, timed_on, measure).step)
+    step = float(find_times(training, timed_on).step)
     figures = _figures(plan, plan.predict_time(measure), network)
     return {"batch": batch, "step_seconds": step, **figures}
 

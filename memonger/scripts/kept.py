@@ -17,7 +17,7 @@ import stat
 from pathlib import Path
 
 from memonger.api.plan import Plan, load_plan
-from memonger.costs.time.measured import device_name
+from memonger.costs.time.measured import describe_device
 from memonger.solve.options import Options
 from memonger.solve.request import Request, fingerprint
 from memonger.support import cache
@@ -34,12 +34,14 @@ PRIVATE = 0o700  # the mode of their folder
 
 def file_of(request: Request, options: Options) -> Path:
     """Name the file of a plan."""
+    timed_on = request.find_timed(options.gpu, options.measure)
     parts = [
         fingerprint(request, options),
         json_of(request.symbol),  # with the names that its nodes have
         request.keep.patterns,
         request.recompute.patterns,
-        device_name(request.find_timed(options.gpu, options.measure)),
+        timed_on.sheet,
+        timed_on.ctx and describe_device(timed_on.ctx),
         has_avx2(),
         _installed(),
     ]

@@ -11,7 +11,9 @@ import re
 from dataclasses import astuple, dataclass, replace
 from typing import Mapping
 
-from memonger.costs.time.gpus import USUAL
+from memonger.costs.time.cpu import NOMINAL_CPU
+from memonger.costs.time.gpus import USUAL, find_sheet
+from memonger.costs.time.times import TimedDevice
 from memonger.graph import inputs, marks
 from memonger.graph.forward import no_collection
 from memonger.graph.operators.recompute import ANY, CPU, GPU, targets_of
@@ -45,22 +47,25 @@ class Request:
         """The device to bind on: the CPU, so that no CUDA context is made, if no GPU is named."""
         return mx.cpu() if isinstance(self.ctx, str) else inputs.check_device(self.ctx)
 
-    def find_timed(self, gpu: str | None, measure: bool = False) -> Context | str:
-        """Find whose times are meant: those of a device, or of a GPU by its name in `GPUS`.
+    def find_timed(self, gpu: str | None, measure: bool = False) -> TimedDevice:
+        """Find whose times are meant: those of a GPU by its name in `GPUS`, or of a CPU.
 
         That is ``gpu`` if it is given. For GPUs it is the first one here; `USUAL` if there is none.
         """
-        if gpu is None and self.ctx == GPU and not inputs.count_gpus():
-            gpu = USUAL
-        if gpu is None:
-            return mx.gpu(0) if self.ctx == GPU else self.device
-        if self.device_type == CPU:
+        ctx = self.device
+        if self.ctx == GPU:
+            ctx = mx.gpu(0) if inputs.count_gpus() else None
+        if ctx is None:
+            here = USUAL
+        else:
+            here = find_sheet(ctx.device_id) if ctx.device_type == GPU else NOMINAL_CPU
+        if gpu is not None and self.device_type == CPU:
             text = f"gpu={gpu!r}: the plan is for {self.devices}; leave out gpu=, or give ctx='gpu'"
             raise MemongerError(text)
-        if measure:
-            text = f"measure=True: times are those of gpu={gpu!r}, not measured; leave it out, or "
-            raise MemongerError(text + "plan where the GPU is, without gpu=")
-        return gpu
+        if measure and (ctx is None or gpu not in (None, here)):
+            text = f"measure=True: times are those of gpu={gpu or here!r}, not measured; leave it "
+            raise MemongerError(text + "out, or plan where the GPU is, without gpu=")
+        return TimedDevice(gpu or here, ctx if measure else None)
 
     @property
     def device_type(self) -> str:

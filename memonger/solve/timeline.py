@@ -11,11 +11,11 @@ from typing import Mapping, Sequence, Tuple
 import numpy as np
 
 from memonger.costs.replay import Replay
-from memonger.costs.time import measured as timing
+from memonger.costs.time.times import TimedDevice, find_times
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.operators.tensors import Tensor
 from memonger.solve.memory import Memory
-from memonger.support.types import Context, Int64s, Json
+from memonger.support.types import Int64s, Json
 
 STEPS = (2000, 1000, 500, 250, 120)  # how many are drawn at most; fewer where tensors are too many
 PARTS, LITTLE, MOST = 8, 0.02, 0.8  # of a network: how many, and what share of memory counts
@@ -42,9 +42,7 @@ class Strings:
 class OperatorTable:
     """The operators of a network, as columns; they are the same with every plan."""
 
-    def __init__(
-        self, unplanned: Memory, strings: Strings, device: Context | str, measure: bool
-    ) -> None:
+    def __init__(self, unplanned: Memory, strings: Strings, device: TimedDevice) -> None:
         graph = unplanned.graph
         operators = list(graph.operators)
         self.strings, self.nodes = strings, [graph.nodes[i] for i in operators]
@@ -52,7 +50,7 @@ class OperatorTable:
         self.row_of_node[operators] = np.arange(len(operators))
         self.shown = [graph.shown_tensors(i) for i in operators]
         self.nbytes = [sum(tensor.nbytes for tensor in tensors) for tensors in self.shown]
-        times = timing.find_times(unplanned.training, device, measure)
+        times = find_times(unplanned.training, device)
         self.forward, self.gradient = times.forward[operators], times.gradient[operators]
         self.step_seconds = float(times.step)
         self.parts, self.part = divide([node.name for node in self.nodes], self.nbytes)

@@ -17,7 +17,9 @@ import numpy as np
 from memonger.costs.bind import bind, has_mkldnn, read_planned_mb
 from memonger.costs.held import Held, find_held
 from memonger.costs.lower_bound import LowerBound, find_lower_bound
-from memonger.costs.time import measured as timing
+from memonger.costs.time.gpus import GPUS
+from memonger.costs.time.roofline import Times, count_moved_bytes
+from memonger.costs.time.times import find_times
 from memonger.graph import marks
 from memonger.graph.forward import RECORD
 from memonger.graph.operators.recompute import ANY, CPU, GPU, fuses
@@ -88,7 +90,8 @@ class _Network:
 
     def __init__(self, request: Request, options: Options) -> None:
         self.timed_on = request.find_timed(options.gpu, options.measure)
-        gpu = self.timed_on if isinstance(self.timed_on, str) else None
+        predicted = self.timed_on.sheet in GPUS and not options.measure
+        gpu = self.timed_on.sheet if predicted else None
         self.request, self.options = request, replace(options, gpu=gpu)
         self.graph = graph = forward_graph(request.symbol, request.spec)
         refuse(graph)
@@ -149,12 +152,12 @@ class _Network:
         return find_lower_bound(self.training, None if self.options.rules else ())
 
     @once
-    def time_operators(self) -> timing.Times:
+    def time_operators(self) -> Times:
         """Predict, or measure, the seconds that operators take without a plan."""
         if self.options.gpu is not None:
-            text = "times are those of gpu=%r by its data sheet; gpu= names another"
+            text = "Predicting times from the data sheet of %r; set gpu= for another."
             log.info(text, self.options.gpu)
-        return timing.find_times(self.training, self.timed_on, self.options.measure)
+        return find_times(self.training, self.timed_on)
 
     def predict_added_time(self, memory: Memory) -> float:
         """Predict the time that recomputation adds to a step, as a share of one without a plan."""
@@ -263,8 +266,8 @@ class Marks(_Network):
     def _time_nodes(self, rules: Rules) -> NodeTimes:
         """Predict, or measure, the times of a network with copies."""
         training = rules.trainings[0]
-        times = timing.find_times(training, self.timed_on, self.options.measure)
-        moved = timing.count_moved_bytes(training)[: training.arrays.forward]
+        times = find_times(training, self.timed_on)
+        moved = count_moved_bytes(training)[: training.arrays.forward]
         return NodeTimes(times.forward, times.gradient, moved)
 
 

@@ -1,26 +1,16 @@
-"""Caches: of the latest plans, in this process, and of measurements, in the user's folder."""
+"""The latest values of a process, and the user's folder for what outlasts it."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import logging
 import os
 import threading
 import weakref
 from pathlib import Path
-from typing import Any, Callable, Generic, Hashable, Iterator, Mapping, TypeVar
+from typing import Any, Callable, Generic, Hashable, TypeVar
 
-from memonger.support import files
-from memonger.support.errors import MemongerError
-from memonger.support.types import Json
-
-log = logging.getLogger("memonger")
 T = TypeVar("T")
 
 _caches: weakref.WeakSet[Latest[Any]] = weakref.WeakSet()  # type: ignore[misc]  # of any values
-_unwritten: dict[Path, Json] = {}
 
 
 class Latest(Generic[T]):
@@ -66,29 +56,3 @@ def folder() -> Path:
     """Return the cache folder: ``MEMONGER_CACHE``, or ``memonger`` in the user's."""
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get("MEMONGER_CACHE") or Path(user) / "memonger")
-
-
-@contextlib.contextmanager
-def on_disk(stem: str, conditions: Mapping[str, str]) -> Iterator[Json]:
-    """Open a file of the cache as a dict, and write it if the block changes it.
-
-    ``stem`` begins the file's name. The values depend on the ``conditions``: there is a file for
-    each set of them. If the file cannot be written, this process keeps the values.
-    """
-    digest = hashlib.sha256(json.dumps(list(conditions.values())).encode()).hexdigest()[:16]
-    path = folder() / f"{stem}-{digest}.json"
-    try:
-        values = dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        values = _unwritten.get(path, dict(conditions))
-    before = json.dumps(values)
-    try:
-        yield values
-    finally:
-        if json.dumps(values) != before:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                files.write(path, json.dumps(values).encode())
-            except (OSError, MemongerError) as error:
-                _unwritten[path] = values
-                log.info("measurements cannot be stored in %s: %s", path.parent, error)

@@ -17,7 +17,6 @@ from blocks import Transformer, initialized
 
 from planned import assert_alike
 
-pytestmark = pytest.mark.usefixtures("a_device")
 
 WAYS = ("marks", "schedule", "auto")
 NETWORK = networks.resnet_v2((1, 1, 1, 1), batch=2, image=64, filters=16)

@@ -71,7 +71,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.usefixtures("a_device")  # the largest batch depends on times
 def test_the_order_of_calls_does_not_matter() -> None:
     """A search that starts from known plans is not the same that starts from none."""
     symbol = unrolled(6)

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from memonger import MemongerError, cli
 from memonger.api import frontier
+from memonger.costs.time.cpu import NOMINAL_CPU
+from memonger.costs.time.times import TimedDevice
 from memonger.graph.inputs import InputSpec
 from memonger.solve.memory import predict
 from memonger.solve.request import Request
@@ -93,7 +95,7 @@ def test_merged_steps_of_a_large_network_are_exact() -> None:
     symbol, shapes = networks.lstm(2, 12, 4, 8, labels=16)
     requests = dict.fromkeys(symbol.list_arguments(), "write")
     memory = predict(Request(symbol, InputSpec(shapes, {}), requests, "any"))
-    table = OperatorTable(memory, Strings(), mx.cpu(), measure=False)
+    table = OperatorTable(memory, Strings(), TimedDevice(NOMINAL_CPU))
     whole = list_alive(memory, table, {}, 10**6)
     assert len(whole["drawn"]) == whole["steps"] > 500
     for most in (900, 600, 100):

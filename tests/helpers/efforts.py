@@ -15,7 +15,7 @@ from memonger.planners.trees import search as trees
 
 SETTINGS = (
     *((module, "EFFORT") for module in (marks, trees, placement)),
-    *((measured, name) for name in ("ROUNDS", "SIDE", "LONG", "IMAGES", "ROWS")),
+    (measured, "ROUNDS"),
 )
 Efforts = Tuple[Any, ...]  # a value for each setting
 
@@ -39,7 +39,7 @@ def _short() -> Efforts:
     named = ("replays", "replays_near", "annealing")
     fewer = {name: getattr(of_trees, name) // 50 for name in named}
     searches = of_marks.times(1 / 20), dataclasses.replace(of_trees, **fewer), places // 50
-    return (*searches, 2, 256, 2**20, (2, 16, 28, 28), (64, 256))
+    return (*searches, 2)
 
 
 SHORT = _short()

@@ -26,9 +26,6 @@ SHAPES = {"data": (4, 3, 64, 64)}
 BATCHES: dict[str, Any] = {"data": (None, 3, 64, 64)}
 
 
-pytestmark = pytest.mark.usefixtures("a_device")
-
-
 def net() -> Any:
     return networks.resnet((1, 1, 1, 1), batch=4, image=64)[0]
 

@@ -1,4 +1,4 @@
-"""Threads, Ctrl-C, and what is kept in the process and on disk."""
+"""Threads, Ctrl-C, and what is kept in the process."""
 
 from __future__ import annotations
 
@@ -129,21 +129,6 @@ def test_the_latest_values_are_kept() -> None:
     other.put("a", 1)
     cache.forget()  # what every room keeps
     assert kept.get("a") is None and other.get("a") is None
-
-
-def test_values_on_disk_have_a_file_for_each_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each state of what the values depend on has a file of its own."""
-    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path / "new"))
-    for device, before in [("a", None), ("b", None), ("a", 1), ("b", 1)]:
-        with cache.on_disk("rates", {"device": device}) as kept:
-            assert kept.get("x") == before
-            kept["x"] = 1
-    for file in (tmp_path / "new").iterdir():
-        file.write_text("half a fi")
-    with cache.on_disk("rates", {"device": "a"}) as kept:
-        assert kept == {"device": "a"}
 
 
 def test_the_cache_folder_is_the_first_of_three_settings(monkeypatch: pytest.MonkeyPatch) -> None:
