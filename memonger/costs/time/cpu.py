@@ -25,13 +25,13 @@ CPU_RATES = Rates(50e9, 6e9, 5e-6)
 #: (see `find_class`) goes before the operator; an operator that is nowhere has (1, 1).
 _CLASSES: dict[str, tuple[float, float]] = {
     "Convolution Deconvolution dot matmul einsum tensordot tensordot_int_axes RNN": (1, 1.2),
-    "Convolution:grouped Deconvolution:grouped": (2, 2.5),  # few products for each byte
+    "Convolution:grouped Deconvolution:grouped": (1.6, 2),  # few products for each byte
     """
     FullyConnected batch_dot gemm gemm2 trmm syrk interleaved_matmul_selfatt_qk
     interleaved_matmul_selfatt_valatt interleaved_matmul_encdec_qk interleaved_matmul_encdec_valatt
     """: (2, 2.2),
-    "BatchNorm BatchNormWithReLU SyncBatchNorm": (0.8, 0.8),
-    "Activation:relu LeakyReLU:leaky LeakyReLU:elu relu": (0.3, 0.8),
+    "BatchNorm BatchNormWithReLU SyncBatchNorm": (0.9, 0.9),
+    "Activation:relu LeakyReLU:leaky LeakyReLU:elu relu": (0.3, 1),
     "Activation:tanh": (3.5, 2.8),
     "LeakyReLU:prelu": (7, 30),
     "LeakyReLU:selu": (9, 4),
@@ -49,7 +49,7 @@ _CLASSES: dict[str, tuple[float, float]] = {
     "InstanceNorm GroupNorm": (20, 30),
     "LRN": (2, 60),
     "Dropout": (6, 0.2),
-    "Pooling:max": (4, 2),
+    "Pooling:max": (5, 2.5),
     "broadcast:other": (1, 8),
     "sum mean max min prod norm nansum nanprod argmax argmin moments std var": (10, 3),
     "Concat concatenate stack slice slice_axis slice_like Cast SwapAxis": (0.4, 0.6),
