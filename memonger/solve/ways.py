@@ -161,7 +161,7 @@ class _Network:
 
     def predict_added_time(self, memory: Memory) -> float:
         """Predict the time that recomputation adds to a step, as a share of one without a plan."""
-        times = timing.find_times(memory.training, self.timed_on, self.options.measure)
+        times = find_times(memory.training, self.timed_on)
         return float(times.forward[memory.recomputed].sum() / times.step)
 
     @once
