@@ -194,7 +194,7 @@ def _cost(network: Symbol, options: Namespace) -> int:
     """Tell the memory that a network takes in training as it is."""
     memory = memonger.explain(network, **_keywords(options))
     pool, peak, exact = memory.pool_bytes, memory.peak_bytes, not memory.inexact
-    text = f"pool     {in_words(pool)}{'' if exact else ', bound, in whole MB'}\n"
+    text = f"pool     {in_words(pool)}{'' if exact else ', known to the MB, from a bind'}\n"
     text += f"peak     {in_words(peak)} alive at once, in {memory.peak}"
     figures = {"pool_bytes": pool, "peak_bytes": peak, "exact": exact}
     return _deliver(options, text if memory.tensors or pool else memory, data=figures)

@@ -81,9 +81,8 @@ class Plan(Reported):
     candidates : dict
         The cost of each candidate in bytes, as MXNet counts; with pointwise fusion where it is on.
     exact : bool
-        Whether the memory was replayed to the byte and agreed with MXNet. Otherwise it was bound,
-        in whole MB (2**20 bytes) rounded down; ``peak_bytes``, ``device_bytes`` and sizes of
-        elements of other than 4 bytes are then estimates.
+        Whether the memory was replayed to the byte and agreed with MXNet. Otherwise the replay is
+        an estimate, corrected to the MB (2**20 bytes) that MXNet reports when it binds the plan.
     interrupted : bool
         Whether the search was ended early (Ctrl-C); this is the best plan until then.
     floor_bytes, floor : int, str
@@ -199,7 +198,7 @@ class Plan(Reported):
             **self._chosen(),
             "largest": ("\n" + 11 * " ").join(groups),
             "plan": f"{self.planner}, memory "
-            + ("replayed to the byte" if self.exact else "bound, in whole MB")
+            + ("replayed to the byte" if self.exact else "known to the MB, from a bind")
             + ("; the search was interrupted" if self.interrupted else ""),
             "for": self.request.devices + (rounding if self.request.device_type == "gpu" else ""),
         }

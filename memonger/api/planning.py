@@ -328,7 +328,7 @@ def make_mirror_plan(
         return marks.apply(way.request.symbol, bare)
     applied_rules = way.build_rules()
     mask = applied_rules.apply(bare)
-    cost, ruled_cost = way.count_pool(bare) // MB, way.count_pool(mask) // MB
+    cost, ruled_cost = (applied_rules.replay(m).pool_bytes // MB for m in (bare, mask))
     log.info("cost=%d MB before the rules, %d MB with them", cost, ruled_cost)
     return marks.apply(way.request.symbol, mask, applied_rules.native(mask))
 

@@ -34,7 +34,7 @@ class Node(NamedTuple):
     hidden: Attributes  # those for executors and planners, such as __force_mirroring__
     inputs: tuple[Entry, ...]
     deps: tuple[int, ...]  # nodes that must have run before
-    subgraphs: bool  # whether it is an operator of control flow
+    subgraphs: str = ""  # JSON of the graphs that an operator of control flow runs
 
     @property
     def is_variable(self) -> bool:
@@ -186,7 +186,7 @@ def insert(names: Sequence[str], copies: Iterable[KeptCopy] = ()) -> Insertion:
             name, number = f"{stem}_{number}_keep", number + 1
         taken.add(name)
         entries = tuple([(i, 0) for i in inputs])
-        new.append(Node(name, op, attrs, {RECORD: INSERTED}, entries, (), False))
+        new.append(Node(name, op, attrs, {RECORD: INSERTED}, entries, ()))
 
     for i, name in enumerate(names):
         new_index.append(index)

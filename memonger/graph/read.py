@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import sys
 from typing import Iterator, Sequence
@@ -62,7 +63,7 @@ def _node(item: Json) -> Node:
         hidden={k: v for k, v in attrs.items() if k.startswith("__")},
         inputs=tuple([(entry[0], entry[1]) for entry in item["inputs"]]),
         deps=tuple(item.get("control_deps", ())),
-        subgraphs=bool(item.get("subgraphs")),
+        subgraphs=json.dumps(item["subgraphs"]) if item.get("subgraphs") else "",
     )
 
 

@@ -127,7 +127,9 @@ def merged_nodes(graph: ForwardGraph) -> list[int]:
 
 def _signature(graph: ForwardGraph, node: Node) -> tuple[gradients.Attrs, Tensors]:
     """Return the attributes of an operator and its inputs, as `gradient_of` takes them."""
-    return tuple(sorted(node.attrs.items())), tuple([graph.tensors[a][b] for a, b in node.inputs])
+    # The Python code of a Custom operator is given all of them.
+    attrs = {**node.attrs, **node.hidden} if node.op == "Custom" else node.attrs
+    return tuple(sorted(attrs.items())), tuple([graph.tensors[a][b] for a, b in node.inputs])
 
 
 class _Builder:
@@ -324,9 +326,8 @@ class _Builder:
         """Return the gradient of operator x, or a stand-in if it cannot be observed."""
         node = self.graph.nodes[x]
         try:
-            if node.subgraphs:
-                raise gradients.NotObservable(f"{node.op} holds a graph of its own")
-            return gradients.gradient_of(node.op, *_signature(self.graph, node), zero_heads)
+            attrs, inputs = _signature(self.graph, node)
+            return gradients.gradient_of(node.op, attrs, inputs, zero_heads, node.subgraphs)
         except gradients.NotDifferentiable:
             raise MemongerError(
                 f"node {node.name!r}: MXNet has no gradient for the operator {node.op}; put "

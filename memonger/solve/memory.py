@@ -57,19 +57,25 @@ class Memory:
 
     @property
     def counted_bytes(self) -> int:
-        """The pool as MXNet counts it: 4 bytes to an element."""
-        return self.planned.pool_bytes if self.exact else self.bound * MB
+        """The pool as MXNet counts it: 4 bytes to an element.
+
+        Where the replay differs, what is nearest to it of the MB that MXNet reports.
+        """
+        return min(max(self.planned.pool_bytes, self.bound * MB), self.bound * MB + MB - 1)
 
     @cached_property
     def pool_bytes(self) -> int:
         """The pool with the real size of elements; in its proportion, where that is not exact."""
         real, planned = self.planned.allocated_bytes, max(1, self.planned.pool_bytes)
-        return real if self.exact else round(self.counted_bytes * real / planned)
+        return round(self.counted_bytes * real / planned)
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most that is alive at once of ``pool_bytes``."""
-        return int(self.planned.timeline().live_bytes().max(initial=0))
+        """The most that is alive at once of ``pool_bytes``.
+
+        A replay that is not exact may hold more than MXNet's pool does.
+        """
+        return min(int(self.planned.timeline().live_bytes().max(initial=0)), self.pool_bytes)
 
     @cached_property
     def device_bytes(self) -> int:
@@ -86,10 +92,8 @@ class Memory:
         return refine_held(self.held, self.replay)
 
     def count_saved(self, unplanned: Memory) -> int:
-        """Count the bytes fewer than without a plan; whole MB unless both are exact."""
-        if self.exact and unplanned.exact:
-            return unplanned.pool_bytes - self.pool_bytes
-        return (unplanned.bound - self.bound) * MB
+        """Count the bytes fewer than without a plan."""
+        return unplanned.pool_bytes - self.pool_bytes
 
     # What runs and what is alive when, as if pointwise fusion were off.
 

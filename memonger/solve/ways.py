@@ -14,7 +14,7 @@ from typing import Callable, Hashable, Iterable, Sequence, TypeVar, Union
 
 import numpy as np
 
-from memonger.costs.bind import bind, has_mkldnn, read_planned_mb
+from memonger.costs.bind import has_mkldnn
 from memonger.costs.held import Held, find_held
 from memonger.costs.lower_bound import LowerBound, find_lower_bound
 from memonger.costs.time.gpus import GPUS
@@ -30,8 +30,8 @@ from memonger.planners.marks import chen2016
 from memonger.planners.marks import search as marks_search
 from memonger.planners.marks.copies import settle
 from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse
-from memonger.planners.marks.search import NodeTimes, price_plan
-from memonger.planners.marks.smallest import NO_PLAN, fastest, smallest, smallest_bound
+from memonger.planners.marks.search import NodeTimes
+from memonger.planners.marks.smallest import NO_PLAN, fastest, smallest
 from memonger.planners.trees import search as trees
 from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.executor import tensors_of
@@ -120,14 +120,6 @@ class _Network:
             log.info("kept by rule: %s", kept_summary(reasons))
         return rules
 
-    def count_pool(self, mask: Bools) -> int:
-        """Return the pool of marks as MXNet counts it; bind where a replay is not exact."""
-        if self.measure_unplanned().exact:
-            return self.build_rules().replay(mask).pool_bytes
-        symbol, device = marks.apply(self.request.symbol, mask), self.request.device
-        wanted, grad_req = self.training.wanted, self.request.grad_req
-        return MB * read_planned_mb(bind(symbol, self.graph, device, wanted, grad_req))
-
     @once
     def measure_unplanned(self) -> Memory:
         """Replay the network without a plan, and bind it once."""
@@ -136,7 +128,7 @@ class _Network:
         )
         memory = confirm(memory, self.request.symbol, self.request)
         if not memory.exact:
-            log.info("each plan is bound to learn its memory, for %s", memory.why_inexact)
+            log.info("The memory of plans is known to the MB only, because %s", memory.why_inexact)
         return memory
 
     @once
@@ -203,13 +195,8 @@ class Marks(_Network):
         hints, rules, ntrial = self.hints, self.build_rules(), self.options.ntrial
         effort = marks_search.EFFORT.times(self.choose_patience())
         with progress_bar() as progress:
-            if self.measure_unplanned().exact:
-                copies = self.options.kept_copies
-                searched = smallest(
-                    hints, self.count_pool, rules, ntrial, copies, effort=effort, progress=progress
-                )
-            else:
-                searched = smallest_bound(hints, self.count_pool, rules, ntrial)
+            copies = self.options.kept_copies
+            searched = smallest(hints, rules, ntrial, copies, effort=effort, progress=progress)
         for name, counted in searched.costs.items():
             log.info("%s: %.1f MB", name, counted / MB)
         return searched
@@ -217,24 +204,17 @@ class Marks(_Network):
     def search_front(self, starts: Sequence[Candidate] = ()) -> Searched:
         """Search for the plans that no other beats, also from plans of it at other shapes."""
         unplanned = self.measure_unplanned()
-        if unplanned.exact:
-            effort = marks_search.EFFORT.times(self.choose_patience())
-            with progress_bar() as progress:
-                searched = fastest(
-                    self.hints,
-                    self.build_rules(),
-                    self._time_nodes,
-                    [candidate.plan for candidate in starts],
-                    self.options.kept_copies,
-                    effort=effort,
-                    progress=progress,
-                )
-        else:
-            least = self.search_smallest()
-            timed = price_plan(self.build_rules(), self._time_nodes, least.plans[0].plan)
-            none = Candidate(unplanned.counted_bytes, 0.0, MarkPlan(self.no_marks))
-            as_bound = replace(timed, pool_bytes=least.plans[0].pool_bytes)
-            searched = Searched([as_bound] if self.wished else [none, as_bound], least.interrupted)
+        effort = marks_search.EFFORT.times(self.choose_patience())
+        with progress_bar() as progress:
+            searched = fastest(
+                self.hints,
+                self.build_rules(),
+                self._time_nodes,
+                [candidate.plan for candidate in starts],
+                self.options.kept_copies,
+                effort=effort,
+                progress=progress,
+            )
         # Searches count bytes as MXNet does; elements really have other sizes.
         share = unplanned.planned.allocated_bytes / max(1, unplanned.planned.pool_bytes)
         step = self.time_operators().step or 1
@@ -281,7 +261,7 @@ class Original(Marks):
         def count_mb(mask: Bools) -> int:
             mask = mask.copy()
             mask[self.kept] = False
-            trials.append((self.count_pool(mask) // MB, mask))
+            trials.append((self.build_rules().replay(mask).pool_bytes // MB, mask))
             progress(len(trials) / (3 + ntrial))
             return trials[-1][0]
 
@@ -295,7 +275,7 @@ class Original(Marks):
             interrupted = True
         before, mask = min(trials, key=lambda pair: pair[0])  # of equals the first
         mask = self.build_rules().apply(mask)
-        after = self.count_pool(mask)
+        after = self.build_rules().replay(mask).pool_bytes
         if self.options.rules:
             log.info("cost=%s MB before the rules, %s MB with them", before, after // MB)
         return Searched([Candidate(after, 0.0, MarkPlan(mask), "chen2016")], interrupted)

@@ -187,14 +187,24 @@ def test_the_original_planner_says_that_it_makes_it_worse(caplog: pytest.LogCapt
     assert "more memory" in caplog.text and "no mirror_stage marks" in caplog.text
 
 
-def test_a_network_that_cannot_be_replayed_is_bound(caplog: pytest.LogCaptureFixture) -> None:
-    symbol, shapes = networks.detection(batch=4, image=128, filters=32, blocks=2, scales=4)
+def test_a_network_that_cannot_be_replayed_has_the_figures_of_a_bind(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNVM_EXEC_NUM_TEMP", "2")
+    symbol, shapes = networks.resnet((2, 2, 2, 2), batch=8)
     caplog.set_level("INFO", "memonger")
     plan = memonger.plan(symbol, shapes)
-    assert not plan.exact and "bound, in whole MB" in str(plan)
-    assert plan.counted_bytes == MB * memonger.get_cost(plan.symbol, shapes=shapes)
-    assert plan.device_bytes > plan.pool_bytes
-    assert "each plan is bound" in caplog.text and "Custom" in caplog.text
+    assert not plan.exact and "known to the MB" in str(plan)
+    assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=shapes)
+    assert plan.peak_bytes <= plan.pool_bytes < plan.device_bytes
+    assert plan.recomputed and plan.pool_bytes < plan.unplanned_bytes
+    assert "known to the MB only" in caplog.text and "NNVM_EXEC_NUM_TEMP" in caplog.text
+
+
+def test_a_mark_never_reaches_a_custom_operator() -> None:
+    symbol, shapes = networks.detection(batch=2, image=64, filters=16, blocks=2, scales=3)
+    plan = memonger.plan(symbol, shapes, patience=0.05)
+    assert plan.exact and plan.recomputed
     # It finds no mirror_stage to keep, and so recomputes all that it may.
     bare = memonger.make_mirror_plan(symbol, 0, shapes=shapes)
     (attributes,) = (n["attrs"] for n in nodes(symbol) if n["op"] == "Custom")
@@ -323,10 +333,10 @@ def test_a_plan_until_a_layer_costs_no_more_than_the_whole_cut_off_there() -> No
     names = [n["name"] for n in nodes(symbol)]
     mask = np.isin(names, memonger.plan(symbol, shapes).recomputed)
     mask[names.index(until) :] = False
-    way = Marks(read_request(symbol, shapes), Options())
+    rules = Marks(read_request(symbol, shapes), Options()).build_rules()
     plan = memonger.plan(symbol, shapes, until=until)
     assert plan.exact and plan.counted_bytes < plan.candidates["no plan"]
-    assert plan.counted_bytes <= way.count_pool(way.build_rules().apply(mask))
+    assert plan.counted_bytes <= rules.replay(rules.apply(mask)).pool_bytes
 
 
 def test_nothing_before_the_first_layer_can_be_recomputed(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,13 +15,13 @@ from memonger.graph.operators.gradients import read_debug_str
 from memonger.graph.operators.recompute import CPU, why_kept
 from memonger.support.kernels import constant
 from memonger.planners.marks import chen2016
-from memonger.planners.marks.cuts import cheap_cuts, single_tensor_cuts
+from memonger.planners.marks.cuts import cheap_cuts
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.training import TrainingGraph, training_graph
 
 import networks
 from memory_log import Job, log_of, logged, stepped
-from zoo import LARGE, TINY, Builders, Network
+from zoo import LARGE, OPAQUE, TINY, Builders, Network
 from planned import assert_bound, forward, rules_of
 
 MB = 2**20
@@ -59,7 +59,7 @@ def structured_plans(graph: ForwardGraph) -> Iterator[np.ndarray]:
             if cuts:
                 mask[cuts[-1].after + 1 :] = False
                 yield mask
-    hints = marks.read_hints(graph) or dict.fromkeys(single_tensor_cuts(graph), "True")
+    hints = marks.read_hints(graph) or {cut.after: "True" for cut in cuts if len(cut.keep) == 1}
     for threshold in (1, 4, 16, 64, 128, 256, 512, 1024) if hints else ():
         yield chen2016.mirror_plan(graph, hints, threshold).mask & movable
 
@@ -122,7 +122,7 @@ def jobs_of(
     return jobs, plans
 
 
-@pytest.mark.parametrize("nets", [TINY, pytest.param(LARGE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("nets", [TINY, OPAQUE, pytest.param(LARGE, marks=pytest.mark.slow)])
 def test_every_entry_is_as_logged(nets: Builders) -> None:
     pairs = [jobs_of(network, few(network)) for network in (build() for build in nets.values())]
     seen = logged([job for jobs, _ in pairs for job in jobs])
@@ -137,8 +137,9 @@ def test_every_output_has_the_replayed_block(monkeypatch: pytest.MonkeyPatch) ->
     jobs: list[Job] = []
     plans: list[Replay] = []
     added = 0
-    for name in sorted(TINY.keys() - {"fused cells"}):  # these run with MKLDNN alone
-        network = TINY[name]()
+    nets = {**TINY, **OPAQUE}
+    for name in sorted(nets.keys() - {"fused cells"}):  # these run with MKLDNN alone
+        network = nets[name]()
         rules = rules_of(*network, targets=frozenset((CPU,)))
         masks = [rules.apply(mask) for mask in few(network)]
         for request in ("write", "add"):

@@ -292,8 +292,7 @@ def operators_written_in_python(prepare: Prepare) -> Arrays:
     def loss(x: Any, y: Any, k: int) -> Any:
         return LOSS(net(x) + net(x * 2) if k % 2 else net(x), y)
 
-    # What is bound tells its memory in MB; so the batch is large.
-    return train(net, loss, 4, batches=lambda k: batch(k, 1024), before=before)
+    return train(net, loss, 4, before=before)
 
 
 @scenario

@@ -311,4 +311,5 @@ def test_pairs_that_no_total_shows_are_in_the_table() -> None:
 
 def test_operators_that_are_in_no_table_have_no_options() -> None:
     assert inplace_options("sgd_mom_update", {}, 3) is None
-    assert inplace_options("_foreach", {}, 3) is None
+    assert inplace_options("_contrib_quantized_conv", {}, 9) is None
+    assert inplace_options("_backward_foreach", {}, 3) == ()

@@ -12,12 +12,11 @@ import pytest
 from memonger.graph import marks
 from memonger.graph.forward import KeptCopy, insert
 from memonger.graph.operators.recompute import ANYWHERE, CPU, targets_of
-from memonger.planners.marks.cuts import cheap_cuts, single_tensor_cuts
+from memonger.planners.marks.cuts import cheap_cuts
 from memonger.planners.candidates import MarkPlan
 from memonger.planners.marks.copies import copyable, settle
 from memonger.support.cache import forget
 
-import networks
 from zoo import OUTPUTS
 from planned import as_module, assert_alike, every_cut, forward, marked, nodes, rules_of
 
@@ -131,14 +130,6 @@ def test_sparse_gradients_train_as_well() -> None:
     assert marked(planned)
     assert memonger.get_cost(planned, shapes=shapes) < memonger.get_cost(symbol, shapes=shapes)
     assert memonger.check(symbol, planned, shapes)
-
-
-def test_single_tensor_cuts_are_where_one_tensor_is_alive() -> None:
-    symbol, shapes = networks.resnet((1, 1, 1, 1), batch=2, image=32, filters=4)
-    graph = forward(symbol, shapes)
-    cuts = {graph.nodes[i].name for i in single_tensor_cuts(graph)}
-    assert {"convolution0", "batchnorm0", "leakyrelu0", "pooling0", "_plus0", "fc1"} <= cuts
-    assert "convolution1" not in cuts and "leakyrelu4" not in cuts
 
 
 @pytest.mark.parametrize("label", ["True", "7"])

@@ -17,6 +17,7 @@ import mxnet as mx
 from memonger.costs.bind import bind
 from memonger.schedules.execution.arena import address
 
+import opaque_networks  # noqa: F401  registers operators, in the other process too
 from planned import elsewhere, forward
 
 Entry = Tuple[int, Tuple[int, ...], int]  # number, shape, KB

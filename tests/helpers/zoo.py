@@ -16,7 +16,9 @@ from memonger.graph.forward import KeptCopy
 from memonger.support.versions import json_of
 
 import networks
+import opaque_networks
 from mixed_networks import Network, classified, fully_gate, squeezed
+from opaque_networks import OPERATORS
 from planned import forward
 
 S = mx.sym
@@ -229,6 +231,12 @@ DETECTION: Builders = {
         image=64, classes=3, objects=4, filters=4, blocks=3, regions=8, hidden=16
     ),
     "ssd": lambda: networks.detection(batch=1, image=64, classes=3, objects=2),
+}
+
+#: Operators written in Python, or with a loop inside.
+OPAQUE: Dict[str, Callable[..., Network]] = {
+    **{name: functools.partial(opaque_networks.within, op) for name, op in OPERATORS.items()},
+    "Custom loss": opaque_networks.own_loss,
 }
 
 #: Outputs that are one, are merged, are read within the network, or are variables.

@@ -15,7 +15,6 @@ from zoo import Builders
 
 STEPS = 3
 
-#: Of some MB: in whole MB the memory of operators in Python is told.
 NETWORKS: Builders = {
     "rcnn": lambda: networks.rcnn(
         image=256, classes=3, objects=16, filters=16, blocks=3, regions=32, hidden=32

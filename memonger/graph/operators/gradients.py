@@ -10,6 +10,7 @@ One bind of an operator serves all shapes and types: MXNet makes gradients befor
 from __future__ import annotations
 
 import functools
+import json
 import re
 from dataclasses import dataclass
 from typing import List, Mapping, NamedTuple, Sequence, Tuple
@@ -56,7 +57,7 @@ class BackwardNode(NamedTuple):
 
     def name_of(self, operator: str) -> str:
         """Return the name that MXNet gives to this node of an operator with this name."""
-        return re.sub(f"^{FORWARD}(?=_)", lambda _: operator, self.name)
+        return re.sub(f"^{FORWARD}(?=_|$)", lambda _: operator, self.name)
 
 
 class GradientFacts(NamedTuple):
@@ -146,10 +147,17 @@ def makes_rows(op: str, attrs: Attributes) -> bool:
     return op == "_contrib_SparseEmbedding" or truth(attrs.get("sparse_grad"))
 
 
-def alone(op: str, attrs: Attributes, count: int) -> tuple[list[Json], list[list[int]]]:
-    """Make JSON nodes of an operator and its variables x0, x1, ...; list its outputs."""
+def alone(
+    op: str, attrs: Attributes, count: int, subgraphs: str = ""
+) -> tuple[list[Json], list[list[int]]]:
+    """Make JSON nodes of an operator and its variables x0, x1, ...; list its outputs.
+
+    ``subgraphs`` are, as JSON, the graphs that an operator of control flow runs.
+    """
     nodes = [_node("null", f"x{k}") for k in range(count)]
     nodes.append(_node(op, FORWARD, *[[k, 0, 0] for k in range(count)], attrs=dict(attrs)))
+    if subgraphs:
+        nodes[-1]["subgraphs"] = json.loads(subgraphs)
     outputs = load_nodes(nodes, [[count, 0, 0]]).get_internals().list_outputs()
     return nodes, [[count, k, 0] for k in range(len(outputs) - count)]
 
@@ -158,38 +166,46 @@ def _node(op: str, name: str, *inputs: list[int], **fields: object) -> Json:
     return {"op": op, "name": name, "inputs": list(inputs), **fields}
 
 
-def gradient_of(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> OperatorGradient:
+def gradient_of(
+    op: str, attrs: Attrs, inputs: Tensors, zero: bool, subgraphs: str = ""
+) -> OperatorGradient:
     """Return the gradient of an operator with inputs of these shapes and types, or raise.
 
     What is sparse in it is so if the gradients of sparse outputs are.
     With ``zero`` the gradients of its outputs are zero (``CheckGradAllZero`` in
-    ``operator_common.h``).
+    ``operator_common.h``). ``subgraphs`` are, as JSON, the graphs that an operator of control flow
+    runs.
     """
-    return _gradient_of(op, attrs, inputs, zero, mx.util.is_np_shape())
+    if op == "Custom":  # what reads these attributes may have been registered anew
+        observed = _observe(op, attrs, inputs, zero, subgraphs)
+        return OperatorGradient(_like_inputs(observed, inputs), observed.gradients)
+    return _gradient_of(op, attrs, inputs, zero, subgraphs, mx.util.is_np_shape())
 
 
 @functools.lru_cache(maxsize=4096)
 def _gradient_of(
-    op: str, attrs: Attrs, inputs: Tensors, zero: bool, np_shape: bool
+    op: str, attrs: Attrs, inputs: Tensors, zero: bool, subgraphs: str, np_shape: bool
 ) -> OperatorGradient:
     """Do what `gradient_of` does; MXNet infers other shapes with ``np_shape``, as it is now."""
     for tensor in inputs:
         check_elements(tensor.shape)
-    key = op, attrs, tuple([tensor.stype for tensor in inputs]), zero
+    key = op, attrs, tuple([tensor.stype for tensor in inputs]), zero, subgraphs
     if key not in _observed:
-        _observed[key] = _observe(op, attrs, inputs, zero)
+        _observed[key] = _observe(op, attrs, inputs, zero, subgraphs)
     observed = _observed[key]
+    if subgraphs:
+        return OperatorGradient(_like_inputs(observed, inputs), observed.gradients)
     return OperatorGradient(_with_tensors(op, observed, inputs), observed.gradients)
 
 
-_observed: dict[tuple[str, Attrs, tuple[str, ...], bool], _Observed] = {}
+_observed: dict[tuple[str, Attrs, tuple[str, ...], bool, str], _Observed] = {}
 
 
-def _observe(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> _Observed:
+def _observe(op: str, attrs: Attrs, inputs: Tensors, zero: bool, subgraphs: str) -> _Observed:
     """Observe the gradient of an operator for inputs of any shapes, in a bind with these."""
     count = len(inputs)
     try:
-        nodes, entries = alone(op, dict(attrs), count)
+        nodes, entries = alone(op, dict(attrs), count, subgraphs)
         stops = [_node("BlockGrad", f"stop{k}", entry) for k, entry in enumerate(entries)]
         heads = [[count + 1 + k, 0, 0] for k in range(len(entries))] if zero else entries
         symbol = load_nodes([*nodes, *stops] if zero else nodes, heads)
@@ -303,6 +319,22 @@ def _read_gradient(
             named.setdefault(name, []).append(len(backward))
             backward.append(BackwardNode(node["op"], name, node["attrs"], inputs, deps, ()))
     return backward, [reference(entry, as_gradient=True) for entry in outputs]
+
+
+def _like_inputs(observed: _Observed, inputs: Tensors) -> tuple[BackwardNode, ...]:
+    """Return the gradient nodes of an operator that hands what it holds to its gradient.
+
+    No JSON has the registered code of a Custom operator, or the graphs that control flow runs, in a
+    gradient node. All outputs of such a node are gradients of inputs, which are like these
+    (``GetAttrFromForwardNode`` in ``src/executor/infer_graph_attr_pass.cc``).
+    """
+    tensors: list[dict[int, Tensor]] = [{} for _ in observed.nodes]
+    for tensor, result in zip(inputs, observed.gradients):
+        if result is not None and result[0] == "node":
+            stype = observed.stypes.get(result, DENSE)
+            tensors[result[1]][result[2]] = tensor._replace(stype=stype)
+    pairs = zip(observed.nodes, tensors)
+    return tuple([node._replace(tensors=tuple([t[k] for k in sorted(t)])) for node, t in pairs])
 
 
 def _with_tensors(op: str, observed: _Observed, inputs: Tensors) -> tuple[BackwardNode, ...]:

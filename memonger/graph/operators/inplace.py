@@ -146,11 +146,11 @@ def expand(text: str) -> Iterator[str]:
             yield from (template.format(word) for template in templates)
 
 
-#: Operators that were not examined: optimizer updates, control flow, quantized operators, input
-#: readers. All others offer what the table says, or nothing.
+#: Operators that were not examined: optimizer updates, quantized operators, input readers. All
+#: others offer what the table says, or nothing.
 _UNKNOWN = re.compile(
     r".*update|.*quanti|_sg_|_cv|_npi_cv|_imdecode|multi_|all_finite|reset_arrays"
-    r"|_(backward_?)?(CachedOp|CustomFunction|cond|foreach|while_loop)|_(backward_)?cumsum|cumsum"
+    r"|_(backward_)?cumsum|cumsum"
     r"|_contrib_(calibrate|dgl|edge_id|getnnz)|_copyto|_onehot_encode|_set_value|fill_element"
 )
 

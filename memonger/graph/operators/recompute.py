@@ -11,6 +11,7 @@ from typing import Sequence
 
 from memonger.graph.operators.tensors import Attributes
 from memonger.support.mxnet import Settings
+from memonger.support.symbols import CONTROL_FLOW
 
 CPU = "cpu"
 GPU = "gpu"
@@ -24,7 +25,7 @@ _NESTED = "it may hold operators that must not run twice"
 #: Operator that must never carry a mark, not even 'False' -> why.
 UNTOUCHED = {
     **dict.fromkeys(("Custom", "_Native", "_NDArray"), _PYTHON),
-    **dict.fromkeys(("_foreach", "_while_loop", "_cond", "_CachedOp"), _NESTED),
+    **dict.fromkeys((*CONTROL_FLOW, "_CachedOp"), _NESTED),
 }
 _KEPT = {
     **UNTOUCHED,

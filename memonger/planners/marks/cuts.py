@@ -42,13 +42,6 @@ def _alive(graph: ForwardGraph, results: Int64s, weights: Int64s | None) -> Doub
     return np.cumsum(change[0] - change[1])
 
 
-def single_tensor_cuts(graph: ForwardGraph) -> list[int]:
-    """List the operators whose results alone carry everything onwards (articulation points)."""
-    results = _results(graph)
-    own = np.bincount(results[0], minlength=len(graph.nodes))
-    return np.flatnonzero((own > 0) & (own == _alive(graph, results, None))).tolist()
-
-
 def cheap_cuts(graph: ForwardGraph, most: int, wanted: Collection[int] = ()) -> list[Cut]:
     """List about ``most`` cuts that are worth trying: local minima of the bytes they keep.
 

@@ -7,7 +7,7 @@ time, and the plan that it finds shows what fusion costs.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Callable, Collection, Mapping, Sequence
+from typing import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -23,14 +23,11 @@ from memonger.planners.candidates import (
 )
 from memonger.planners.marks import chen2016
 from memonger.planners.marks.copies import copies_against_fusion, copies_at
-from memonger.planners.marks.cuts import Cut, cheap_cuts, single_tensor_cuts
+from memonger.planners.marks.cuts import Cut, cheap_cuts
 from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.search import Effort, MarkSearch, NodeTimes, price_plan
 from memonger.support.parallel import Threads
 from memonger.support.types import Bools
-
-if TYPE_CHECKING:
-    Cost = Callable[[Bools], int]  # the bytes that a mask of recomputed nodes costs
 
 NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
 NO_PLAN = "no plan"
@@ -42,7 +39,6 @@ Times = Callable[[Rules], NodeTimes]
 
 def smallest(
     hints: Mapping[int, str],
-    cost: Cost,
     rules: Rules,
     ntrial: int = 6,
     copies: bool = True,
@@ -52,8 +48,8 @@ def smallest(
 ) -> Searched:
     """Find the cheapest of no plan, the original's, and searched ones.
 
-    ``cost`` replays; ``copies`` says whether results may be saved in identities. All plans obey the
-    rules. Raises KeyboardInterrupt if that comes before anything better than no plan was found.
+    ``copies`` says whether results may be saved in identities. All plans obey the rules. Raises
+    KeyboardInterrupt if that comes before anything better than no plan was found.
     """
     threads, unfused = Threads(progress), None
 
@@ -62,23 +58,11 @@ def smallest(
         _, least, unfused = _least_memory(rules, _count_flops, hints, copies, threads, effort)
         return least
 
-    searches = _original_search(hints, cost, rules, ntrial)
-    cheapest = _cheapest(rules, cost, {**searches, "searched cuts": searched})
+    name = "your marks" if hints else NO_CUTS
+    searches = {name: lambda: _original(hints, rules, ntrial), "searched cuts": searched}
+    cheapest = _cheapest(rules, searches)
     interrupted = cheapest.interrupted or threads.interrupted
     return replace(cheapest, interrupted=interrupted, unfused=unfused)
-
-
-def smallest_bound(hints: Mapping[int, str], cost: Cost, rules: Rules, ntrial: int = 6) -> Searched:
-    """Find the cheapest of no plan and the original's, where each cost is a bind.
-
-    The original's search runs on the user's marks and on single-tensor cuts. Parameters are as of
-    `smallest`.
-    """
-    searches = _original_search(hints, cost, rules, ntrial)
-    single = dict.fromkeys(single_tensor_cuts(rules.graph), "True")
-    if single:
-        searches["single-tensor cuts"] = lambda: _original(single, cost, rules, ntrial)
-    return _cheapest(rules, cost, searches)
 
 
 def fastest(
@@ -112,33 +96,28 @@ def fastest(
     return Searched(not_dominated(plans, by_time), interrupted or threads.interrupted)
 
 
-def _original_search(
-    hints: Mapping[int, str], cost: Cost, rules: Rules, ntrial: int
-) -> dict[str, Callable[[], Candidate]]:
-    """Return the original's search by name: of the user's marks, or of no cuts."""
-    return {"your marks" if hints else NO_CUTS: lambda: _original(hints, cost, rules, ntrial)}
-
-
-def _original(hints: Mapping[int, str], cost: Cost, rules: Rules, ntrial: int) -> Candidate:
+def _original(hints: Mapping[int, str], rules: Rules, ntrial: int) -> Candidate:
     """Find the original's best plan with the rules."""
+
+    def cost(mask: Bools) -> int:
+        return rules.replay(rules.apply(mask)).pool_bytes
+
     if not hints:  # then its plan is the same whatever the threshold
-        mask = rules.apply(chen2016.mirror_plan(rules.graph, hints, 0).mask)
-        return Candidate(cost(mask), 0.0, MarkPlan(mask))
-    trials = chen2016.search(rules.graph, hints, lambda mask: cost(rules.apply(mask)), ntrial)
+        mask = chen2016.mirror_plan(rules.graph, hints, 0).mask
+        return Candidate(cost(mask), 0.0, MarkPlan(rules.apply(mask)))
+    trials = chen2016.search(rules.graph, hints, cost, ntrial)
     best = min(trials, key=lambda trial: trial.cost)  # of equals the first
     return Candidate(best.cost, 0.0, MarkPlan(rules.apply(best.mask)))
 
 
-def _cheapest(
-    rules: Rules, cost: Cost, searches: Mapping[str, Callable[[], Candidate]]
-) -> Searched:
+def _cheapest(rules: Rules, searches: Mapping[str, Callable[[], Candidate]]) -> Searched:
     """Return the cheapest of no plan and of the searches, made in turn until the user ends them.
 
     In place of no plan there is what is wished, if anything is.
     """
     least_mask = rules.apply(np.zeros(len(rules.graph.nodes), dtype=np.bool_))
     name = WISHED if least_mask.any() else NO_PLAN
-    first = Candidate(cost(least_mask), 0.0, MarkPlan(least_mask), name)
+    first = Candidate(rules.replay(least_mask).pool_bytes, 0.0, MarkPlan(least_mask), name)
     plans, interrupted = {name: first}, False
     try:
         for name, search in searches.items():

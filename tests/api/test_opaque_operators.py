@@ -1,0 +1,76 @@
+"""Networks with operators that MXNet cannot see into are planned as others are."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import memonger
+import mxnet as mx
+import pytest
+
+from memonger.costs.bind import read_planned_mb
+
+import opaque_networks
+from opaque_networks import OPERATORS
+from planned import HOWS, as_module
+from zoo import OPAQUE
+
+MB = 2**20
+LARGE = {"hidden": 512, "batch": 1024, "depth": 6}
+FAST: Any = {"how": "marks", "patience": 0.05}
+
+
+@functools.lru_cache(maxsize=None)
+def pool_with(operator: Any) -> int:
+    return memonger.plan(*opaque_networks.within(operator, **LARGE), **FAST).pool_bytes
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_network_with_such_an_operator_saves_as_much(name: str) -> None:
+    symbol, shapes = opaque_networks.within(OPERATORS[name], **LARGE)
+    plan = memonger.plan(symbol, shapes, **FAST)
+    assert plan.exact and plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=shapes)
+    assert plan.pool_bytes < 1.3 * pool_with(mx.sym.sin) < 0.4 * plan.unplanned_bytes
+
+
+def test_a_loss_in_python_saves_as_much_as_one_of_mxnet() -> None:
+    pools = []
+    for loss in (opaque_networks.own_loss, opaque_networks.built_in_loss):
+        plan = memonger.plan(*loss(**LARGE), **FAST)
+        assert plan.exact
+        pools.append(plan.pool_bytes)
+    assert pools[0] < 1.3 * pools[1]
+
+
+@pytest.mark.parametrize("name", OPAQUE)
+@pytest.mark.parametrize("how", HOWS)
+def test_a_plan_changes_no_bit(name: str, how: str) -> None:
+    symbol, shapes = OPAQUE[name](hidden=64, batch=32, depth=4)
+    if how == "schedule" and "foreach" in name:
+        with pytest.raises(memonger.MemongerError, match="a graph of its own; how='marks' can"):
+            memonger.plan(symbol, shapes, how=how)
+        return
+    planned = memonger.plan(symbol, shapes, patience=0.05, **HOWS[how])
+    assert planned.exact and planned.recomputed and planned.pool_bytes < planned.unplanned_bytes
+    assert memonger.check(symbol, planned.symbol, shapes)
+    assert memonger.check(symbol, planned.symbol, shapes, grad_req=as_module(symbol, shapes))
+
+
+def test_an_operator_is_asked_again_what_its_gradient_reads() -> None:
+    """Under the same name another class may be registered later."""
+    pools = []
+    for reads in (False, True):
+
+        @mx.operator.register("tests_registered_again")
+        class Prop(opaque_networks.DoubledProp):
+            def declare_backward_dependency(self, *arrays: Any, _reads: bool = reads) -> Any:
+                return sum(arrays, []) if _reads else arrays[0]
+
+        x = mx.sym.sin(mx.sym.Variable("data"))
+        for _ in range(4):
+            x = mx.sym.Custom(x, op_type="tests_registered_again")
+        pools.append(memonger.pool_bytes(x, data=(512, 512)))  # of what is exact alone
+        bound = x.simple_bind(mx.cpu(), data=(512, 512))
+        assert pools[-1] // MB == read_planned_mb(bound)
+    assert pools == [3 * MB, 7 * MB]
