@@ -167,7 +167,7 @@ def explain(
     floor = find_lower_bound(memory.training)
     return Explanation(
         pool_bytes=memory.pool_bytes,
-        peak_bytes=int(memory.live[peak]),
+        peak_bytes=min(int(memory.live[peak]), memory.pool_bytes),
         peak=memory.running,
         tensors=tuple(tensors),
         floor_bytes=floor.nbytes,

@@ -137,7 +137,7 @@ def test_every_output_has_the_replayed_block(monkeypatch: pytest.MonkeyPatch) ->
     jobs: list[Job] = []
     plans: list[Replay] = []
     added = 0
-    nets = {**TINY, **OPAQUE}
+    nets: Builders = {**TINY, **OPAQUE}
     for name in sorted(nets.keys() - {"fused cells"}):  # these run with MKLDNN alone
         network = nets[name]()
         rules = rules_of(*network, targets=frozenset((CPU,)))

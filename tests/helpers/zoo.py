@@ -234,7 +234,7 @@ DETECTION: Builders = {
 }
 
 #: Operators written in Python, or with a loop inside.
-OPAQUE: Dict[str, Callable[..., Network]] = {
+OPAQUE: dict[str, Callable[..., Network]] = {
     **{name: functools.partial(opaque_networks.within, op) for name, op in OPERATORS.items()},
     "Custom loss": opaque_networks.own_loss,
 }
