@@ -41,6 +41,11 @@ class Node(NamedTuple):
         return self.op == "null"
 
     @property
+    def holds_graph(self) -> bool:
+        """Whether it runs a graph of its own: control flow, or a ``_CachedOp``."""
+        return bool(self.subgraphs) or self.op == "_CachedOp"
+
+    @property
     def is_inserted(self) -> bool:
         """Whether a plan has inserted it (`insert`)."""
         return self.hidden.get(RECORD) == INSERTED

@@ -232,7 +232,7 @@ def _find_recorded(
             if x < 0 or nodes[x].op in IN_PLACE or training.ops[entry[0]] in ZEROS:
                 continue
             states = any(i in auxiliary for i, _ in nodes[x].inputs)
-            if not states and not network.masked[x] and not nodes[x].subgraphs:
+            if not states and not network.masked[x]:
                 recorded.add(x)
                 adding.add(entry)
     return {x: rows[x] for x in sorted(recorded)}, frozenset(adding)

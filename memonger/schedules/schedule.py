@@ -80,7 +80,7 @@ def workload(
     text = "MXNet takes no array for its output; use mx.np.concatenate"
     refused.update({x: text for x, node in enumerate(nodes) if node.op in NOT_INTO_ARRAYS})
     text = "it holds a graph of its own"
-    refused.update({x: text for x, node in enumerate(nodes) if node.subgraphs})
+    refused.update({x: text for x, node in enumerate(nodes) if node.holds_graph})
     for x, why in refused.items():  # of those that are asynchronous, autograd calls the Python code
         raise MemongerError(
             f"node {nodes[x].name!r} ({nodes[x].op}) cannot be part of a schedule: {why}; "

@@ -6,6 +6,7 @@ from typing import Any, Callable
 
 import memonger  # noqa: F401
 import mxnet as mx
+from memonger.support.symbols import load_nodes
 
 from mixed_networks import Network
 
@@ -143,6 +144,16 @@ def _final_state(x: Any) -> Any:
     return S.broadcast_add(x, state)
 
 
+def _cached_op(x: Any) -> Any:
+    """What MXNet leaves of a part of a network that a subgraph backend has taken."""
+    body = S.tanh(S.sin(S.Variable("inner"))).tojson()
+    nodes = [
+        {"op": "null", "name": "inner", "inputs": []},
+        {"op": "_CachedOp", "name": "part", "inputs": [[0, 0, 0]], "attrs": {"subgraph": body}},
+    ]
+    return load_nodes(nodes, [[1, 0, 0]])(inner=x)
+
+
 def within(
     operator: Callable[[Any], Any], hidden: int = 8, batch: int = 6, depth: int = 2
 ) -> Network:
@@ -184,4 +195,5 @@ OPERATORS = {
     "Custom that reads its gradient": _doubled,
     "foreach": _foreach,
     "foreach, last state read": _final_state,
+    "_CachedOp": _cached_op,
 }

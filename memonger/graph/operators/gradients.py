@@ -193,9 +193,9 @@ def _gradient_of(
     if key not in _observed:
         _observed[key] = _observe(op, attrs, inputs, zero, subgraphs)
     observed = _observed[key]
-    if subgraphs:
-        return OperatorGradient(_like_inputs(observed, inputs), observed.gradients)
-    return OperatorGradient(_with_tensors(op, observed, inputs), observed.gradients)
+    is_opaque = subgraphs or op == "_CachedOp"
+    nodes = _like_inputs(observed, inputs) if is_opaque else _with_tensors(op, observed, inputs)
+    return OperatorGradient(nodes, observed.gradients)
 
 
 _observed: dict[tuple[str, Attrs, tuple[str, ...], bool, str], _Observed] = {}
@@ -324,9 +324,10 @@ def _read_gradient(
 def _like_inputs(observed: _Observed, inputs: Tensors) -> tuple[BackwardNode, ...]:
     """Return the gradient nodes of an operator that hands what it holds to its gradient.
 
-    No JSON has the registered code of a Custom operator, or the graphs that control flow runs, in a
-    gradient node. All outputs of such a node are gradients of inputs, which are like these
-    (``GetAttrFromForwardNode`` in ``src/executor/infer_graph_attr_pass.cc``).
+    That is the code of a Custom operator, or the graphs that control flow or a ``_CachedOp`` runs,
+    of which the JSON of a gradient node has nothing. All outputs of such a node are gradients of
+    inputs, which are like these (``GetAttrFromForwardNode`` in
+    ``src/executor/infer_graph_attr_pass.cc``).
     """
     tensors: list[dict[int, Tensor]] = [{} for _ in observed.nodes]
     for tensor, result in zip(inputs, observed.gradients):
