@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -125,7 +124,7 @@ def _plan(network: Symbol, options: Namespace) -> int:
     keywords, report = _keywords(options), None
     if keywords.get("how") == "schedule" and options.output:
         raise MemongerError(UNSAVED)
-    plan = _timed(memonger.plan(network, **keywords), "measure" in keywords)
+    plan = memonger.plan(network, **keywords)
     try:
         if options.check:
             spec, ctx = plan.request.spec, plan.request.ctx  # of the share of one device
@@ -142,15 +141,6 @@ def _plan(network: Symbol, options: Namespace) -> int:
     return OK if report is None or report else NO
 
 
-def _timed(plan: memonger.Plan, measure: bool) -> memonger.Plan:
-    """Add the predicted time to a plan that lacks it, if it can be predicted."""
-    try:
-        return dataclasses.replace(plan, added_time=plan.predict_time(measure))
-    except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
-        log.warning("the time that the plan adds cannot be predicted: %s", error or "interrupted")
-        return plan
-
-
 def _frontier(network: Symbol, options: Namespace) -> int:
     """Tell the plans that no other beats in memory and time."""
     plans = memonger.frontier(network, **_keywords(options))
@@ -165,7 +155,7 @@ def _report(network: Symbol, options: Namespace) -> int:
         return {k: v for k, v in keywords.items() if k not in names}
 
     others = [*memonger.frontier(network, **without("work", "slower_than", *LIMIT))]
-    plan = _timed(memonger.plan(network, **without("points")), "measure" in keywords)
+    plan = memonger.plan(network, **without("points"))
     if "mirror_stage" in network.tojson():  # marks for the original's planner
         usual = without("how", "work", "slower_than", "points", *LIMIT)
         others.append(memonger.plan(network, planner="chen2016", **usual))

@@ -91,9 +91,9 @@ class Plan(Reported):
         The most work that is recomputed between two gradients; empty if nothing is.
     request : Request
         The network without a plan, its shapes, its gradients.
-    time_overhead : float or None
+    time_overhead : float
         The time that the plan is predicted to add to a step, as a share of that without a plan;
-        None where the search did not look at time. Old name: ``added_time``.
+        Old name: ``added_time``.
     schedule : Schedule or None
         The operators of a training step in order; None where the order is left to MXNet.
     unmet : dict
@@ -274,7 +274,7 @@ class Plan(Reported):
         files.write(file, "\n".join(["id,lower,upper,size,offset", *lines, ""]).encode())
 
     def predict_time(self, measure: bool = False) -> float:
-        """Predict the time that the plan adds to a training step, where no budget asked for it.
+        """Return the time that the plan is predicted to add to a training step.
 
         Parameters
         ----------
