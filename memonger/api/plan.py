@@ -92,7 +92,7 @@ class Plan(Reported):
     request : Request
         The network without a plan, its shapes, its gradients.
     time_overhead : float
-        The time that the plan is predicted to add to a step, as a share of that without a plan;
+        The time that the plan is predicted to add to a step, as a share of that without a plan.
         Old name: ``added_time``.
     schedule : Schedule or None
         The operators of a training step in order; None where the order is left to MXNet.
