@@ -112,7 +112,7 @@ def test_a_budget_that_can_be_met_is_met(network: Network) -> None:
     plans = [planned(network, budget=budget) for budget in budgets]
     assert all(p.pool_bytes <= budget for p, budget in zip(plans, budgets))
     assert plans[0].recomputed_flops > plans[-1].recomputed_flops
-    with pytest.raises(BudgetError, match="no schedule was found that needs at most") as caught:
+    with pytest.raises(BudgetError, match="no plan was found that needs at most") as caught:
         planned(network, budget=least // 4)
     enough = caught.value.least_bytes
     # A search for the least that fits may find a little more or less than one for the least.
