@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+from collections import Counter
 from dataclasses import dataclass
 from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
 
@@ -73,6 +74,19 @@ class ForwardGraph:
         entries = ((i, k, t) for i, ts in enumerate(self.tensors) for k, t in enumerate(ts))
         return frozenset((i, k) for i, k, tensor in entries if tensor.stype != DENSE)
 
+    @functools.cached_property
+    def moved_states(self) -> frozenset[int]:
+        """The auxiliary states that an operator moves and that others read or move too."""
+        readers = [a for i in self.operators for a in {a for a, _ in self.nodes[i].inputs}]
+        counts = Counter(a for a in readers if a in self.auxiliary)
+        moved = (
+            a
+            for node in self.nodes
+            if recompute.moves_states(node.op, node.attrs)
+            for a, _ in node.inputs
+        )
+        return frozenset(a for a in moved if counts[a] > 1)
+
     def why_kept(self, i: int) -> str | None:
         """Return why an operator must not be recomputed, or None if it may be."""
         node = self.nodes[i]
@@ -81,6 +95,9 @@ class ForwardGraph:
             outputs = [(i, k) for k in range(len(self.tensors[i]))]
             if not self.sparse.isdisjoint([*node.inputs, *outputs]):
                 return "it reads or makes a sparse array"
+        if reason is None and not recompute.moves_states(node.op, node.attrs):
+            if not self.moved_states.isdisjoint([a for a, _ in node.inputs]):
+                return "it reads an auxiliary state, which another operator has moved by then"
         return reason
 
     def shown_tensors(self, i: int) -> Tensors:

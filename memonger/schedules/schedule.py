@@ -3,13 +3,15 @@
 Each operator, and each gradient, reads the latest results that it needs. What is saved follows: a
 result is held as long as something will read it before it is computed again, and no longer.
 
-Three things are not the schedule's to choose, for then gradients would not be bit-identical:
-gradients come in MXNet's order; the random draws of an operator happen once; and the
-outputs of the network are those of the first time (they are held to the end).
+A schedule must not change three things, for then results would not be bit-identical: what reads or
+moves the same auxiliary state runs in MXNet's order, which depends on the gradients that are
+wanted; the random draws of an operator happen once; and the outputs of the network are those of the
+first time (they are held to the end).
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Iterable, Sequence
@@ -17,9 +19,8 @@ from typing import Iterable, Sequence
 import numpy as np
 
 from memonger.graph.arrays import gather
-from memonger.graph.operators.recompute import why_kept
 from memonger.graph.operators.recorded import ASYNCHRONOUS, NOT_INTO_ARRAYS
-from memonger.graph.training import TrainingGraph
+from memonger.graph.training import NO_NODE, TrainingGraph
 from memonger.support.errors import MemongerError
 from memonger.support.types import Bools, Int32s, Int64s
 
@@ -109,19 +110,70 @@ def workload(
             # (src/operator/nn/mkldnn/mkldnn_rnn.cc).
             once[[x, *(training.same[a] for a, _ in node.inputs)]] = True
         elif not node.is_variable and node.op != "Dropout":
-            once[x] |= why_kept(node.op, node.attrs) is not None
+            once[x] |= training.graph.why_kept(x) is not None
     once[list(kept)] = True
     runs_again = np.isin(np.arange(n), [training.same[x] for x in wished]) & ~once
     runs_again[[x for x, _ in training.graph.heads]] = False
     return Workload(
         training=training,
         operators=operators,
-        gradients=tuple(rows_of),
+        gradients=_order_gradients(training, tuple(rows_of)),
         inputs=tuple(read([x]) for x in range(n)),
         reads=tuple(read(rows_of.get(x, [])) for x in range(n)),
         once=once,
         wished=runs_again,
     )
+
+
+def _order_gradients(training: TrainingGraph, operators: tuple[int, ...]) -> tuple[int, ...]:
+    """Put the gradients of operators into an order in which MXNet's results come out.
+
+    They keep the order that they have (the last operator's comes first), unless gradients read or
+    move the same auxiliary state. Those run in MXNet's order: depth first, from the gradient of the
+    first argument that wants one (``nnvm::DFSVisit``).
+    """
+    states, t = training.graph.moved_states, training.arrays
+    if not states:
+        return operators
+    unit = training.origin.copy()  # of a row: the operator whose gradient it is part of, or
+    alone = unit == NO_NODE  # itself, where it is a sum of gradients
+    unit[alone] = t.forward + np.flatnonzero(alone)
+    walk = [row for row in t.walk_row.tolist() if row >= 2 * t.forward]
+    before: dict[int, set[int]] = {int(unit[row]): set() for row in walk}
+    waits: dict[int, list[int]] = defaultdict(list)
+    for row, source in training.waits:
+        waits[row].append(source)
+    latest: dict[int, int] = {}  # state -> the latest row that reads or moves it
+    for row in walk:
+        reads = t.read_row[t.read_start[row] : t.read_start[row + 1]].tolist()
+        shared = states.intersection(reads)
+        sources = (*reads, *waits[row], *(latest[a] for a in shared if a in latest))
+        before[int(unit[row])].update(int(unit[r]) for r in sources if r >= 2 * t.forward)
+        latest.update(dict.fromkeys(shared, row))
+    after: dict[int, list[int]] = defaultdict(list)
+    for x, others in before.items():
+        others.discard(x)
+        for other in others:
+            after[other].append(x)
+    place = {x: k for k, x in enumerate(operators)}  # sums run as soon as they can
+    ready = [(place.get(x, -1), x) for x in before if not before[x]]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        x = heapq.heappop(ready)[1]
+        if x in place:
+            order.append(x)
+        for reader in after[x]:
+            before[reader].discard(x)
+            if not before[reader]:
+                heapq.heappush(ready, (place.get(reader, -1), reader))
+    if len(order) < len(operators):
+        names = ", ".join(sorted(repr(training.graph.nodes[a].name) for a in latest))
+        raise MemongerError(
+            f"no schedule moves the auxiliary states {names} in MXNet's order; how='marks' can "
+            "plan this network"
+        )
+    return tuple(order)
 
 
 def check(work: Workload, schedule: Schedule) -> None:
@@ -146,17 +198,52 @@ def plain(work: Workload) -> Schedule:
 
 
 def adapt(work: Workload, schedule: Schedule) -> Schedule:
-    """Make a schedule of the same network for other gradients, each in its turn.
+    """Make a schedule of the same network for other gradients, or another order of them.
 
-    What is computed again for none of them is left out.
+    What is computed again for a gradient is so right before it. What is computed again for none of
+    them is left out.
     """
-    place = {x: k for k, x in enumerate(work.gradients)}
+    operations, ordered = schedule.operations.tolist(), set(work.gradients)
+    latest: dict[int, int] = {}  # operator -> where it runs
+    read: list[list[int]] = []  # of each operation: the runs whose results it reads
+    group_of: dict[int, list[int]] = {}  # gradient -> the runs between the one before it and it
+    group: list[int] = []
+    for k, x in enumerate(operations):
+        reads = work.reads[~x] if x < 0 else work.inputs[x]
+        read.append([latest[y] for y in reads if y in latest])
+        if x >= 0:
+            latest[x] = k
+            group.append(k)
+        elif ~x in ordered:
+            group_of[~x] = [*group, *read[k]]
+            group = []
     order: list[int] = []
-    following = 0  # gradient
-    for x in (*schedule.operations.tolist(), *(~x for x in work.gradients[-1:])):
-        due = [] if x >= 0 else work.gradients[following : place.get(~x, -1) + 1]
-        order += [x] if x >= 0 else [~gradient for gradient in due]
-        following += len(due)
+    done: set[int] = set()
+
+    def run(needed: list[int]) -> None:
+        """Run these, and what they read, in the order that they had."""
+        found: set[int] = set()
+        while needed:
+            k = needed.pop()
+            if k not in found and k not in done:
+                found.add(k)
+                needed += read[k]
+        order.extend(operations[k] for k in sorted(found))
+        done.update(found)
+
+    run([*range(next((k for k, x in enumerate(operations) if x < 0), len(operations)))])
+    others: list[int] = []  # gradients that the schedule does not have: they run before the next
+    for gradient in work.gradients:
+        others.append(~gradient)
+        if gradient in group_of:
+            run(group_of[gradient])
+            order += others
+            others = []
+    return _without_unread(work, [*order, *others])
+
+
+def _without_unread(work: Workload, order: Sequence[int]) -> Schedule:
+    """Make a schedule of these operations, but for what is computed again and never read."""
     backwards = list(enumerate(order))[::-1]
     first = {x: k for k, x in backwards}
     needed: set[int] = set()

@@ -41,6 +41,14 @@ _RANDOM = re.compile(
     r"|_image_random_|_contrib_dgl_|_unique_zipfian"
 )
 _MUTATING = re.compile(r".*_update(_phase[12])?$|reset_arrays$|_contrib_(group_)?adagrad")
+#: Operators that move running statistics, in their gradient or (cuDNN's) when they run. In training
+#: their results do not depend on them.
+_MOVING = frozenset(
+    """
+    BatchNorm BatchNorm_v1 CuDNNBatchNorm IdentityAttachKLSparseReg _contrib_BatchNormWithReLU
+    _contrib_SyncBatchNorm
+    """.split()
+)
 _SOURCES = frozenset(
     ("_zeros", "_ones", "_full", "_zeros_without_dtype", "_npi_zeros", "_npi_ones")
 )
@@ -65,6 +73,13 @@ def why_kept(op: str, attrs: Attributes) -> str | None:
 def draws(op: str, attrs: Attributes) -> bool:
     """Tell whether an operator may draw random numbers in training, so that runs differ."""
     return op == "Dropout" or op == "RNN" or op in UNTOUCHED or _is_random(op, attrs)
+
+
+def moves_states(op: str, attrs: Attributes) -> bool:
+    """Tell whether an operator moves the auxiliary states that it reads when it is trained."""
+    if op in _MOVING or op in UNTOUCHED:
+        return not truth(attrs.get("use_global_stats"))
+    return bool(_MUTATING.match(op))
 
 
 def _is_random(op: str, attrs: Attributes) -> bool:

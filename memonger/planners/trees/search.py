@@ -32,7 +32,7 @@ from memonger.planners.trees.price import Limits, make_problem, positions_of_nod
 from memonger.planners.trees.tree_dp import InitialTrees
 from memonger.planners.trees.trees import LEAF, MOST_NODES
 from memonger.schedules.expand import make_parts
-from memonger.schedules.schedule import Schedule, Workload
+from memonger.schedules.schedule import Schedule, Workload, adapt
 from memonger.schedules.training_step import Parts
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
@@ -183,10 +183,12 @@ class ScheduleSearch:
         return Candidate(alive, float(work) / self.one_pass, schedule, origin)
 
     def schedule(self, tree: Int32s) -> Schedule:
-        """Make the schedule of a tree."""
+        """Make the schedule of a tree, with gradients in the order that they must have."""
         _, run = compiled.unroll(self.problem.steps, tree, np.inf, sys.maxsize)
-        node = self.problem.node
-        return Schedule(np.where(run >= 0, node[run], ~node[~run]))
+        node, gradients = self.problem.node, self.workload.gradients
+        schedule = Schedule(np.where(run >= 0, node[run], ~node[~run]))
+        is_ordered = np.array_equal(~schedule.operations[schedule.operations < 0], gradients)
+        return schedule if is_ordered else adapt(self.workload, schedule)
 
     # ------------------------------------------------------------------ initial solutions
 
