@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Callable, Mapping, Optional, Tuple
 import numpy as np
 
 from memonger.graph.operators.tensors import DENSE_NUMBERS, STORAGE
+from memonger.schedules.execution.plain import PlainNetwork
 from memonger.schedules.execution.symbol import ScheduledSymbol, by_name, requests_of
 from memonger.scripts.executor import marked
 from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
@@ -61,7 +62,8 @@ def _replacement(usual: FunctionType, reader: Callable[[Symbol, Keywords], Train
                     return getattr(symbol, usual.__name__)(ctx, *args, **kwargs)
                 executor = usual(symbol, ctx, *args, **kwargs)
                 if symbol is not self:
-                    executor = marked(executor, symbol)
+                    plain = PlainNetwork(self, functools.partial(session.refuse, self))
+                    executor = marked(executor, symbol, plain)
                 if plan is not None:
                     session.pools[executor] = plan.pool_bytes
                 return executor

@@ -4,35 +4,53 @@ from __future__ import annotations
 
 import ctypes
 import re
-from typing import Callable, cast
+from typing import TYPE_CHECKING, Callable, cast
 
 from memonger.gluon.runner import touch
 from memonger.graph.forward import INSERTED, RECORD
+from memonger.schedules.execution.plain import PlainNetwork
 from memonger.support.mxnet import mx
 from memonger.support.symbols import read
-from memonger.support.types import Executor, Symbol
+from memonger.support.types import Executor, NDArray, Symbol
+
+if TYPE_CHECKING:
+    from memonger.schedules.execution.executor import OutGrads
 
 #: How MXNet names the copy of a node that it runs again (``nnvm/src/pass/gradient.cc``).
 _AGAIN = re.compile(r"(.+)_mirror(_.+)")
 
 
 class MarkedExecutor(mx.executor.Executor):
-    """MXNet's executor, which reports the network's own nodes alone."""
+    """MXNet's executor, which reports the network's own nodes alone.
+
+    Gradients of an inference are computed by the plain network.
+    """
 
     _own: set[str]  # the names of these nodes
     _added: tuple[str, ...]  # with which the names of other nodes' outputs begin
 
-    def backward(self, *args: object, **kwargs: object) -> None:
+    _plain: PlainNetwork
+
+    def forward(self, is_train: bool = False, **kwargs: NDArray) -> list[NDArray]:
+        """Compute the outputs; parameters as those of ``mx.executor.Executor.forward``."""
+        if self._plain.forward(self, bool(is_train), **kwargs):
+            return list(self.outputs)
+        return list(super().forward(is_train, **kwargs))
+
+    def backward(self, out_grads: OutGrads = None, is_train: bool = True) -> None:
         """Run the backward pass; later readers of statistics wait until they have moved.
 
         A recomputed operator moves them in the backward pass, and MXNet's engine does not know it.
         """
-        super().backward(*args, **kwargs)
+        if self._plain.is_latest:
+            self._plain.backward(self, out_grads, is_train)
+        else:
+            super().backward(out_grads, is_train)
         touch(self.aux_arrays)
 
     def reshape(self, *args: object, **kwargs: object) -> MarkedExecutor:
         """Make an executor for other shapes."""
-        return marked(super().reshape(*args, **kwargs), self._symbol)
+        return marked(super().reshape(*args, **kwargs), self._symbol, self._plain.another())
 
     def set_monitor_callback(
         self, callback: Callable[[bytes, object], object], monitor_all: bool = False
@@ -48,15 +66,17 @@ class MarkedExecutor(mx.executor.Executor):
                 mx.nd.NDArray(ctypes.cast(array, mx.base.NDArrayHandle))  # which frees it
 
         super().set_monitor_callback(report, monitor_all)
+        self._plain.set_monitor(callback, monitor_all)
 
 
-def marked(executor: Executor, symbol: Symbol) -> MarkedExecutor:
-    """Make a MarkedExecutor of MXNet's executor of a symbol with marks."""
+def marked(executor: Executor, symbol: Symbol, plain: PlainNetwork) -> MarkedExecutor:
+    """Make a MarkedExecutor of MXNet's executor of a symbol with marks; ``plain`` has none."""
     nodes = read(symbol)["nodes"]
     added = [n["name"] for n in nodes if n.get("attrs", {}).get(RECORD) == INSERTED]
     executor.__class__ = MarkedExecutor
     executor._own = {n["name"] for n in nodes} - {*added}
     executor._added = tuple(f"{name}_" for name in added)
+    executor._plain = plain
     return cast(MarkedExecutor, executor)
 
 

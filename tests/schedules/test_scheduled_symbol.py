@@ -390,9 +390,6 @@ def test_backward_needs_its_forward() -> None:
     refused(is_train=False)
     executor.backward(heads)
     refused()
-    executor.forward(is_train=True)
-    executor.forward(is_train=False)
-    refused()
 
 
 def test_forward_checks_what_it_is_given() -> None:

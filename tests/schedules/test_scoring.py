@@ -195,3 +195,55 @@ def test_gradients_that_another_executor_has_overwritten() -> None:
     with environment(MXNET_SUBGRAPH_BACKEND="NONE"):
         for one, other in zip(scores(net()), scores(by_schedule(net()))):
             assert np.array_equal(one, other)
+
+
+def differentiated(symbol: Any, request: str, turns: str) -> list[bytes]:
+    """Train (t) and run the backward pass after inferences (i), or infer alone (s)."""
+    executor = symbol.simple_bind(mx.cpu(), request, **SHAPES)
+    random, seen = Random(0), []
+    for name, array in [*executor.arg_dict.items(), *executor.aux_dict.items()]:
+        array[:] = random.uniform(0, 0.5, array.shape)
+        if executor.grad_dict.get(name) is not None:
+            executor.grad_dict[name][:] = 1
+    grads = [a for n, a in executor.grad_dict.items() if n != "softmax_label"]  # MXNet writes none
+    arrays = [*executor.outputs, *grads, *executor.aux_arrays]
+    for turn in turns:
+        mx.random.seed(1)
+        executor.forward(turn == "t", data=mx.nd.array(random.uniform(size=SHAPES["data"])))
+        if turn != "s":
+            executor.backward()
+        mx.nd.waitall()
+        seen += [array.asnumpy().tobytes() for array in arrays]
+    return seen
+
+
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_gradients_of_inferences_are_those_of_the_network(request_: str, caplog: Any) -> None:
+    turns = "tsiitsi"
+    planned = by_schedule(net())
+    assert differentiated(planned, request_, turns) == differentiated(net(), request_, turns)
+
+    differentiated(planned, request_, turns)
+    assert sum("is_train=False" in message for message in caplog.messages) == 1
+
+
+def test_an_inference_that_cannot_be_run_again_is_refused_once() -> None:
+    x = mx.sym.Variable("x")
+    noise = mx.sym.random.normal(shape=(4, 4))
+    network = mx.sym.tanh(mx.sym.tanh(mx.sym.tanh(x) * noise))
+    executor = scheduled(network, everything(work_of(network, {"x": (4, 4)}, ["x"]))).simple_bind(
+        mx.cpu(), x=(4, 4)
+    )
+    usual = network.simple_bind(mx.cpu(), x=(4, 4))
+    for array in (executor.arg_dict["x"], usual.arg_dict["x"]):
+        array[:] = 0.3
+    executor.forward()
+    with pytest.raises(memonger.MemongerError, match="call forward\\(is_train=False\\) again"):
+        executor.backward(mx.nd.ones((4, 4)))
+    results = []
+    for each in (executor, usual):
+        mx.random.seed(3)
+        each.forward()
+        each.backward(mx.nd.ones((4, 4)))
+        results.append([each.outputs[0].asnumpy(), each.grad_dict["x"].asnumpy()])
+    assert [a.tolist() for a in results[0]] == [a.tolist() for a in results[1]]

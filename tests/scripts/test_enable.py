@@ -307,6 +307,45 @@ def test_statistics_are_read_when_they_have_moved() -> None:
         )
 
 
+def steps_after_inference(tell: Any = None) -> list[bytes]:
+    """Train and infer in turns, with backward passes after both, and with larger batches too."""
+    seen: list[bytes] = []
+    first = net().simple_bind(mx.cpu(), **SHAPES)
+    larger = {name: (BATCH + 2, *shape[1:]) for name, shape in SHAPES.items()}
+    for executor in (first, first.reshape(allow_up_sizing=True, **larger)):
+        random = np.random.RandomState(0)
+        for array in (*executor.arg_arrays, *executor.aux_arrays):
+            array[:] = mx.nd.array(random.uniform(0, 0.5, array.shape))
+        if tell is not None:
+            executor.set_monitor_callback(tell)
+        for training in (True, False, False, True, False):
+            mx.random.seed(1)
+            executor.forward(training)
+            executor.backward()
+            mx.nd.waitall()
+            grads = [a for n, a in executor.grad_dict.items() if n != "softmax_label"]  # unwritten
+            arrays = [*executor.outputs, *grads, *executor.aux_arrays]
+            seen += [array.asnumpy().tobytes() for array in arrays]
+    return seen
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_gradients_of_inferences_are_those_without_a_plan(how: str, capfd: Any) -> None:
+    names: list[str] = []
+
+    def tell(name: bytes, array: Any) -> None:
+        names.append(mx.base.py_str(name))
+        mx.nd.NDArray(ctypes.cast(array, mx.base.NDArrayHandle))  # which frees it
+
+    expected = steps_after_inference(tell)
+    usual, names[:] = names.count("softmax_output"), []
+    with memonger.enable(how=how, cache=False) as session:
+        assert steps_after_inference(tell) == expected
+        assert session.plans[0].recomputed
+    assert names.count("softmax_output") == usual == 10
+    assert capfd.readouterr().err.count("after forward(is_train=False)") == 1
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: Any) -> Path:
     """Return a cache folder with what is known of the machine, and the one of its plans."""

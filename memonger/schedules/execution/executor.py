@@ -14,9 +14,10 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.arena import Arena, array_at, refuse_types
 from memonger.schedules.execution.calls import BoundCalls, Calls, Place, calls_of
 from memonger.schedules.execution.monitor import Callback, Monitor
+from memonger.schedules.execution.plain import PlainNetwork
 from memonger.support.errors import MB, MemongerError
-from memonger.support.mxnet import environment, mx
-from memonger.support.types import Context, Executor, NDArray, Symbol
+from memonger.support.mxnet import mx
+from memonger.support.types import Context, NDArray, Symbol
 
 if TYPE_CHECKING:
     Arrays = Dict[str, NDArray]  # by the names of arguments or auxiliary states
@@ -30,7 +31,8 @@ class ScheduledExecutor(mx.executor.Executor):
 
     ``forward`` runs what comes before the network's outputs, in inference too (in the layouts that
     training has, so that it rounds the same), and ``backward`` runs the rest. The outputs have
-    arrays of their own; gradients are written to the caller's, or added to them.
+    arrays of their own; gradients are written to the caller's, or added to them. Gradients of an
+    inference are computed by the plain network.
     """
 
     # MXNet's own properties make them when they are first read.
@@ -51,6 +53,7 @@ class ScheduledExecutor(mx.executor.Executor):
         args, grads, aux = arrays
         tensors, names = tensors_of(graph), symbol.list_arguments()
         self._symbol, self._ctx, self._grad_req = symbol, ctx, dict(requests)
+        self._plain = PlainNetwork(symbol, symbol.warn_of_plain_steps)
         self._step = step = symbol.find_step(graph, requests, has_mkldnn(ctx))
         refuse_types(tensor for signature in step.signatures for tensor in signature.tensors)
         arena = lent.arena if isinstance(lent, ScheduledExecutor) else Arena(ctx)
@@ -120,19 +123,10 @@ class ScheduledExecutor(mx.executor.Executor):
                 if first is not array:
                     self._copied.append((array, first.reshape(array.shape), False))
 
-    @functools.cached_property
-    def _plain(self) -> Executor:
-        """The plain network with the same arrays; it never runs."""
-        grads = {name: array for name, array in self.grad_dict.items() if array is not None}
-        return mx.sym.Symbol.bind(
-            self._symbol, self._ctx, self.arg_dict, grads, self._grad_req, self.aux_dict
-        )
-
     @property
     def handle(self) -> object:
         """MXNet's executor, from which an unplanned network takes the arrays that it shares."""
-        with environment():  # before the lock that Python has for `_plain`: a bind takes it too
-            return self._plain.handle
+        return self._plain.bound(self).handle
 
     def _ready(self) -> BoundCalls:
         """Return the calls for the memory that the arena has now."""
@@ -166,13 +160,19 @@ class ScheduledExecutor(mx.executor.Executor):
             if getattr(array, "shape", None) != target.shape:
                 raise ValueError(f"argument {name!r} takes an array of shape {target.shape}")
             target[:] = array
-        self._pass = self.arena.last_pass = None
+        self._pass = None
+        if self._plain.forward(self, bool(is_train)):
+            return self.outputs
+        self.arena.last_pass = None
         self._run(0, self._program.forward, bool(is_train))
         self._pass = self.arena.last_pass = object() if is_train else None
         return self.outputs
 
     def backward(self, out_grads: OutGrads = None, is_train: bool = True) -> None:
         """Compute the gradients; parameters as those of ``mx.executor.Executor.backward``."""
+        if self._plain.is_latest:
+            self._plain.backward(self, out_grads, is_train)
+            return
         if self._pass is None or not is_train:
             raise MemongerError(
                 "a scheduled network computes its gradients once after each "
@@ -255,6 +255,7 @@ class ScheduledExecutor(mx.executor.Executor):
         """Install a callback; it gets each result once, however often it is computed."""
         self._monitor_callback, self._monitor_all = callback, monitor_all
         self._monitor = Monitor(self._step, callback, monitor_all)
+        self._plain.set_monitor(callback, monitor_all)
 
 
 def refuse_sparse(kinds: Mapping[str, str]) -> None:

@@ -53,7 +53,7 @@ class Recipe:
     """What copies of a symbol share."""
 
     schedule: Schedule
-    losses: set[str] = field(default_factory=set)  # that have been logged: where it was lost
+    logged: set[str] = field(default_factory=set)  # warnings: where the schedule was lost, say
     #: The latest, for shapes, gradients, devices.
     steps: Latest[TrainingStep] = field(default_factory=lambda: Latest(16))
 
@@ -120,14 +120,17 @@ class ScheduledSymbol(mx.sym.Symbol):
         )
 
     def _warn(self, place: str) -> None:
-        if place not in self.recipe.losses:
-            self.recipe.losses.add(place)
-            log.warning(
-                "the schedule of network %r is lost: %s; to train the new symbol by a schedule, "
-                "plan it",
-                self.name or ", ".join(self.list_outputs()),
-                place,
-            )
+        text = "the schedule of network %r is lost: %s; to train the new symbol by a schedule, "
+        self._log_once(f"{text}plan it", place)
+
+    def warn_of_plain_steps(self, reason: str) -> None:
+        """Log, once for the network, why steps of it are trained without the schedule."""
+        self._log_once("network %r runs steps without its schedule: %s", reason)
+
+    def _log_once(self, text: str, reason: str) -> None:
+        if reason not in self.recipe.logged:
+            self.recipe.logged.add(reason)
+            log.warning(text, self.name or ", ".join(self.list_outputs()), reason)
 
     def __deepcopy__(self, memo: object) -> ScheduledSymbol:  # __copy__ calls it too
         return _taking(super().__deepcopy__(memo), self.recipe, self._lost)

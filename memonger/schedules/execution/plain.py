@@ -1,0 +1,104 @@
+"""The network without its plan, for steps of ``forward(is_train=False)`` and ``backward()``.
+
+MXNet computes gradients of what the inference has left (adversarial examples, neural style). What a
+plan recomputes runs in training mode (``GraphExecutor::Backward`` in
+``src/executor/graph_executor.cc``), so that it would differ.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Callable
+
+from memonger.support.errors import MemongerError
+from memonger.support.mxnet import environment, mx
+from memonger.support.types import Executor, NDArray, Symbol
+
+if TYPE_CHECKING:
+    from memonger.schedules.execution.executor import OutGrads
+
+REASON = (
+    "a backward() after forward(is_train=False) needs all results of that forward pass, so such "
+    "steps run without the plan, in memory of their own: as much as without a plan"
+)
+
+
+class PlainNetwork:
+    """A network without its plan, bound to the arrays of the executor of the plan.
+
+    It is bound for the first backward pass after an inference. That runs the inference again; the
+    next ones are run here alone. ``warn`` is called with the reason when it is bound for one.
+    """
+
+    def __init__(self, symbol: Symbol, warn: Callable[[str], None]) -> None:
+        self._symbol, self._warn = symbol, warn
+        self._bound: Executor | None = None
+        self._runs = False  # whether inferences run here
+        self._monitor: tuple[object, bool] | None = None
+        self.is_latest = False  # whether the latest forward pass was one of inference
+
+    def bound(self, planned: Executor) -> Executor:
+        """Return MXNet's executor, bound to the arrays of this one."""
+        if self._bound is None:
+            with environment():
+                self._bound = mx.sym.Symbol.bind(
+                    self._symbol,
+                    planned._ctx,
+                    planned.arg_arrays,
+                    planned.grad_arrays,
+                    planned._grad_req,
+                    planned.aux_arrays,
+                    planned._group2ctx,
+                )
+        return self._bound
+
+    def forward(self, planned: Executor, is_train: bool, **inputs: NDArray) -> bool:
+        """Run a forward pass if it is this network's to run, and tell whether it is."""
+        self.is_latest = not is_train
+        if is_train or not self._runs:
+            return False
+        plain = self.bound(planned)
+        plain.forward(is_train=False, **inputs)
+        for source, target in zip(plain.outputs, planned.outputs):
+            source.copyto(target)
+        return True
+
+    def backward(self, planned: Executor, out_grads: OutGrads, is_train: bool) -> None:
+        """Run the backward pass after an inference."""
+        plain = self.bound(planned)
+        if not self._runs:
+            self._warn(REASON)
+            self._runs = True
+            self._run_again(planned)
+            if self._monitor is not None:
+                plain.set_monitor_callback(*self._monitor)
+        plain.backward(out_grads, is_train)
+
+    def _run_again(self, planned: Executor) -> None:
+        """Run the inference that the executor of the plan has run."""
+        plain, states = self.bound(planned), planned.aux_arrays
+        before = [state.copy() for state in states]
+        plain.forward(is_train=False)
+        pairs = [*zip(planned.outputs, plain.outputs), *zip(before, states)]
+        if not all(_is_same(one, other) for one, other in pairs):
+            for old, state in zip(before, states):
+                old.copyto(state)
+            self.is_latest = False
+            raise MemongerError(
+                "forward(is_train=False) cannot be run again for the first backward() after it: it "
+                "draws random numbers, it moves auxiliary states, or its inputs or outputs were "
+                "changed meanwhile; call forward(is_train=False) again, then backward()"
+            )
+
+    def another(self) -> PlainNetwork:
+        """Make the same for another executor."""
+        return PlainNetwork(self._symbol, self._warn)
+
+    def set_monitor(self, callback: object, monitor_all: bool) -> None:
+        """Install the callback of a monitor, also for what is bound later."""
+        self._monitor = callback, monitor_all
+        if self._runs and self._bound is not None:
+            self._bound.set_monitor_callback(callback, monitor_all)
+
+
+def _is_same(one: NDArray, other: NDArray) -> bool:
+    return bool(one.asnumpy().tobytes() == other.asnumpy().tobytes())
