@@ -28,14 +28,14 @@ class MarkedExecutor(mx.executor.Executor):
 
     _own: set[str]  # the names of these nodes
     _added: tuple[str, ...]  # with which the names of other nodes' outputs begin
-
     _plain: PlainNetwork
 
     def forward(self, is_train: bool = False, **kwargs: NDArray) -> list[NDArray]:
         """Compute the outputs; parameters as those of ``mx.executor.Executor.forward``."""
-        if self._plain.forward(self, bool(is_train), **kwargs):
-            return list(self.outputs)
-        return list(super().forward(is_train, **kwargs))
+        if not self._plain.forward(self, bool(is_train), **kwargs):
+            super().forward(is_train, **kwargs)
+        outputs: list[NDArray] = self.outputs
+        return outputs
 
     def backward(self, out_grads: OutGrads = None, is_train: bool = True) -> None:
         """Run the backward pass; later readers of statistics wait until they have moved.

@@ -11,7 +11,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
 from blocks import LOSS, Arrays, Prepare, Residual, Transformer
-from blocks import batch, images, initialized, layers
+from blocks import batch, images, initialized, layers, left_in
 from scenarios import scenario, train
 
 
@@ -293,6 +293,36 @@ def operators_written_in_python(prepare: Prepare) -> Arrays:
         return LOSS(net(x) + net(x * 2) if k % 2 else net(x), y)
 
     return train(net, loss, 4, before=before)
+
+
+class Siblings(nn.HybridBlock):
+    """Calls the same layers on all its inputs, which it returns, gated, too."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.layers, self.last = layers("layers_", 16, drop=0), nn.Dense(10)
+
+    def hybrid_forward(self, F: Any, *inputs: Any) -> Any:
+        total = F.add_n(*[self.layers(x) for x in inputs])
+        gate = F.slice_axis(total, axis=1, begin=0, end=1)
+        return (self.last(total), *[F.broadcast_mul(F.tanh(x), gate) for x in inputs])
+
+
+@scenario
+def layers_called_on_inputs_that_want_gradients(prepare: Prepare) -> Arrays:
+    """The statistics move in the order of gradients, which the wanted ones decide."""
+    net, left = prepare(initialized(Siblings(prefix="net_"))), {}
+    for wanted in ((), (0, 1, 2), (1,), (2, 0)):
+        inputs = [batch(k, 64)[0] for k in range(3)]
+        for k in wanted:
+            inputs[k].attach_grad()
+        with autograd.record():
+            loss = sum(output.mean() for output in net(*inputs))
+        loss.backward()
+        found = {**left_in(net), **{f"x {k}": inputs[k].grad.asnumpy() for k in wanted}}
+        left.update({f"{wanted} {name}": array for name, array in found.items()})
+    return left
 
 
 @scenario

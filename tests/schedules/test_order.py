@@ -189,3 +189,10 @@ def test_what_is_computed_again_for_a_gradient_moves_with_it() -> None:
     assert sorted(adapted.operations) == sorted(schedule.operations)
     assert adapt(one, adapted).operations.tolist() == schedule.operations.tolist()
     assert adapt(one, schedule).operations.tolist() == schedule.operations.tolist()
+
+
+def test_what_reads_statistics_that_another_operator_moves_runs_once() -> None:
+    graph = forward(read_elsewhere(), SHAPES)
+    once = [graph.nodes[x] for x in graph.operators if graph.why_kept(x) is not None]
+    assert [node.op for node in once] == ["BatchNorm", "broadcast_mul"]
+    assert once[0].attrs["use_global_stats"] == "True"
