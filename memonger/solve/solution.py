@@ -162,7 +162,7 @@ def _find_fitting(way: Way, lent: Lent) -> Solution | None:
         fits = way.measure_unplanned().pool_bytes <= lent.nbytes
         return _confirm(way, way.make_no_plan()) if fits else None
     solution = _confirm_plain(way)
-    if solution is None:
+    if solution is None or not isinstance(way, Schedules):
         return None
     arena, *outputs = solution.memory.replay.block_bytes().tolist()
     if arena <= lent.nbytes:
@@ -171,8 +171,9 @@ def _find_fitting(way: Way, lent: Lent) -> Solution | None:
     # Buckets come by the dozen, and there is no less memory to be found than is there already.
     patience = way.options.patience or SMALL_PATIENCE
     way.options = replace(way.options, budget=limit, patience=patience)
+    searched = way.search_quickly()
     with contextlib.suppress(BudgetError):
-        return _confirm_fastest(way, *search_plans(way))
+        return _confirm_fastest(way, searched.plans, searched.interrupted)
     return None
 
 

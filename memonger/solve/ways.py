@@ -350,6 +350,11 @@ class Schedules(_Network):
         schedule = schedules.plain(self.workload)
         return Candidate(0, 1.0, schedule, trees.NO_RECOMPUTATION, added_time=0.0)
 
+    def search_quickly(self) -> Searched:
+        """Search for Pareto-optimal plans as `search_front`, without searches for less work."""
+        forward = self.time_operators().forward
+        return self.add_times(self._search(lambda search: search.front(), forward))
+
     def search_least(self, work: float | None) -> Searched:
         """Search for the least memory with this limit of work, as if no budget were given."""
         self.choose_patience(), self.find_held()  # the copy shares what is known of the network
