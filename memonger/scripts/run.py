@@ -6,12 +6,15 @@ import path. MXNet is imported when the script imports it, so that what it sets 
 
 from __future__ import annotations
 
+import builtins
+import functools
 import importlib.util
 import os
+import pkgutil
+import runpy
 import sys
-import types
-from importlib.machinery import ModuleSpec
-from pathlib import Path
+from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFileLoader
+from types import ModuleType, TracebackType
 from typing import Callable, Sequence
 
 import memonger
@@ -20,6 +23,11 @@ from memonger.support import files
 from memonger.support.errors import BudgetError, MemongerError
 from memonger.support.mxnet import when_imported
 from memonger.support.types import Keywords
+
+#: Whether the folder of a script stays out of ``sys.path`` (``python -P``; ``-I`` before 3.11).
+_SAFE_PATH = getattr(sys.flags, "safe_path", sys.flags.isolated)
+#: Runs a module, a folder or a zip file: the function that Python itself calls (Modules/main.c).
+_run_module: Callable[..., object] = runpy._run_module_as_main  # type: ignore[attr-defined, misc]
 
 
 def prepare(
@@ -35,17 +43,25 @@ def prepare(
         If there is no such script, or if an option is wrong.
     """
     check_options(keywords)
-    main, code = (_module if is_module else _file)(script)
+    if keywords.get("report") is not None:  # the script may change the folder
+        keywords = {**keywords, "report": os.path.abspath(keywords["report"])}
+    start = (_read_module if is_module else _read_script)(script)
 
     def run() -> None:
-        sys.argv = [str(main.__file__) if is_module else script, *arguments]
-        sys.modules["__main__"] = main
+        sys.argv = ["-m" if is_module else script, *arguments]
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        vars(main).update(__builtins__=builtins, __loader__=BuiltinImporter, __annotations__={})
         when_imported(lambda: memonger.enable(**keywords))
         try:
-            exec(code, vars(main))
+            start()
         except BudgetError as error:
             said = str(error).rstrip(".")
             raise SystemExit(f"memonger: {said}; --or-plain trains it without a plan") from None
+        except SystemExit:  # which is not printed
+            raise
+        except BaseException as error:
+            _hide_callers(error.__traceback__)
+            raise
         finally:
             if "memonger.scripts.session" in sys.modules:
                 memonger.disable()
@@ -66,35 +82,57 @@ def check_options(keywords: Keywords) -> None:
         files.check_writable(keywords["report"])
 
 
-def _file(script: str) -> tuple[types.ModuleType, types.CodeType]:
-    """Return the module in which a file runs, and its code."""
-    main = types.ModuleType("__main__")
+def _read_module(name: str) -> Callable[[], object]:
+    """Return the function that runs a module, as ``python -m NAME`` does."""
+    _set_path(os.getcwd())
+    return functools.partial(_run_module, name)
+
+
+def _read_script(script: str) -> Callable[[], object]:
+    """Return the function that runs a file, a folder, a zip file, or ``-``: standard input."""
+    path, is_typed = os.path.join(os.getcwd(), script), script == "-"
+    if not is_typed and pkgutil.get_importer(script) is not None:  # of a folder or a zip file
+        _set_path(path, is_safe=True)
+        return functools.partial(_run_module, "__main__", alter_argv=False)
     try:
-        source = Path(script).read_bytes()
+        with open(0 if is_typed else script, "rb", closefd=not is_typed) as file:
+            content = file.read()
     except OSError as error:
         raise MemongerError(f"the script {script!r} cannot be read: {error.strerror}") from None
-    main.__file__, main.__spec__ = os.path.abspath(script), None
-    sys.path[0] = os.path.dirname(os.path.realpath(script))
-    return main, compile(source, script, "exec", dont_inherit=True)
+    _set_path("" if is_typed else os.path.dirname(os.path.realpath(script)))
+
+    def run() -> None:
+        main, is_compiled = vars(sys.modules["__main__"]), script.endswith(".pyc")
+        file = "<stdin>" if is_typed else path if sys.version_info >= (3, 9) else script
+        main.update(__file__=file, __cached__=None)
+        if not is_typed:
+            kind = SourcelessFileLoader if is_compiled else SourceFileLoader
+            main["__loader__"] = kind("__main__", file)
+        if is_compiled:
+            code = main["__loader__"].get_code("__main__")
+        else:
+            code = compile(content, file, "exec", dont_inherit=True)
+        exec(code, main)
+
+    return run
 
 
-def _module(name: str) -> tuple[types.ModuleType, types.CodeType]:
-    """Return the module in which ``python -m NAME`` runs, and its code."""
-    sys.path[0] = os.getcwd()
-    spec = _spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = _spec(f"{name}.__main__")
-    get_code = getattr(spec and spec.loader, "get_code", None)  # some loaders have none
-    code = get_code(spec.name) if spec and get_code else None
-    if spec is None or code is None:
-        raise MemongerError(f"there is no module {name!r} to run")
-    main = importlib.util.module_from_spec(spec)
-    main.__name__ = "__main__"
-    return main, code
+def _set_path(first: str, is_safe: bool = False) -> None:
+    """Put a folder in the place of the first of ``sys.path``, which is that of the command."""
+    if not _SAFE_PATH:
+        sys.path[0] = first
+    elif is_safe:
+        sys.path.insert(0, first)
 
 
-def _spec(name: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(name)
-    except (ImportError, ValueError) as error:
-        raise MemongerError(f"there is no module {name!r} to run: {error}") from None
+def _hide_callers(traceback: TracebackType | None) -> None:
+    """Have Python print an exception that ends the script with the frames of the script alone."""
+    while traceback is not None and traceback.tb_frame.f_globals is globals():
+        traceback = traceback.tb_next
+    usual = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+        sys.excepthook = usual  # or the frames would live until Python has cleared its modules
+        usual(kind, error.with_traceback(traceback), traceback)
+
+    sys.excepthook = show

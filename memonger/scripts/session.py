@@ -45,7 +45,11 @@ log = logging.getLogger("memonger.scripts")
 
 #: Trains the network of one file with the plan of the other, and without.
 _CHECK = """
-import memonger, mxnet, sys
+import sys
+sys.path.insert(0, sys.argv[4])  # the folder of the script may have a memonger.py of its own
+import memonger
+del sys.path[0]
+import mxnet
 mxnet.util.set_np_shape(sys.argv[3] == "True")
 network, plan = memonger.load(sys.argv[1]), memonger.load_plan(sys.argv[2])
 (shapes, types), ctx = plan.request.spec, plan.request.ctx
@@ -75,9 +79,11 @@ class Session:
         self._options = {"how": AUTO, **options}
         checked = {k: v for k, v in self._options.items() if k not in NAMING}
         self._budget = read_options(**checked).budget
-        self._report, self._check, self._or_plain, self._cache = report, check, or_plain, cache
+        self._check, self._or_plain, self._cache = check, or_plain, cache
         if report is not None:
             check_report(report)
+            report = os.path.abspath(os.fsdecode(report))  # the script may change the folder
+        self._report = report
         self.plans: list[Plan] = []
         self._seconds = 0.0  # that planning took
         #: The pools of MXNet's executors, bytes, for those that are bound to share them.
@@ -97,6 +103,7 @@ class Session:
 
     def begin(self) -> None:
         """Plan from now on."""
+        self._process = os.getpid()
         # The script's own log stays as it was.
         package_log.setLevel(logging.WARNING)
         package_log.propagate = False
@@ -110,13 +117,16 @@ class Session:
         plan_binds(None)
         plan_others(None)
         try:
-            if self.plans:
+            if self.plans and os.getpid() == self._process:  # not in a child of os.fork
                 largest = max(self.plans, key=lambda plan: plan.unplanned_bytes)
                 figures = self._figures(largest)
                 text = "%d planned, the largest %s; %.1f s to plan"
                 log.info(text, len(self.plans), figures, self._seconds)
                 if self._report is not None:
-                    largest.report(self._report)
+                    try:
+                        largest.report(self._report)
+                    except Exception as error:  # the script ends as it would without a report
+                        log.error("the report is not written: %s", error)
         finally:
             package_log.removeHandler(self._handler)
             level, package_log.propagate = self._usual_logging
@@ -264,8 +274,10 @@ class Session:
             files = [os.path.join(folder, name) for name in ("net-symbol.json", "plan.json")]
             Path(files[0]).write_text(as_json(read(network)), encoding="utf-8")
             plan.save(files[1])
+            package = str(Path(__file__).resolve().parents[2])
+            arguments = [*files, str(mx.util.is_np_shape()), package]
             process = subprocess.run(
-                [sys.executable, "-W", "ignore", "-c", _CHECK, *files, str(mx.util.is_np_shape())],
+                [sys.executable, "-W", "ignore", "-c", _CHECK, *arguments],
                 env=environment,
                 check=False,
                 stdin=subprocess.DEVNULL,

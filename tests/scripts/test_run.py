@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import py_compile
 import re
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
+import memonger
 import pytest
 
-from planned import ROOT, run_python, start_python
+from planned import ROOT, run_python
 
 
-def ended(*arguments: Any, folder: Path, **environment: str) -> tuple[int, str, str]:
-    done = run_python("-W", "ignore", *arguments, typed="a line\n", folder=folder, **environment)
+def ended(
+    *arguments: Any, folder: Path, typed: str = "a line\n", **environment: str
+) -> tuple[int, str, str]:
+    done = run_python("-W", "ignore", *arguments, typed=typed, folder=folder, **environment)
     return done.returncode, done.stdout, done.stderr
 
 
 #: What a script sees of its process; it imports no MXNet.
 SEES = """
-import atexit, inspect, multiprocessing, pickle, sys, threading, time
+import sys
+if __name__ == "__main__":
+    loader = getattr(__loader__, "__name__", type(__loader__).__name__)
+    print(sorted(globals()), type(__builtins__), loader, __annotations__)
+    print(sys.argv, __file__, __cached__, __name__, __spec__ and __spec__.name, __package__)
+    __builtins__.one_more = "a builtin"
+
+import atexit, inspect, multiprocessing, pickle, threading, time
 
 class Thing:
     pass
@@ -29,30 +42,62 @@ def is_thing(thing):
     return type(thing).__name__, type(thing).__module__ in ("__main__", "__mp_main__")
 
 if __name__ == "__main__":
-    print(sys.argv, __file__, __name__, __spec__ and __spec__.name, __package__ or "")
-    print([sys.path[0]], sys.stdin.read(), sys.modules["__main__"].Thing is Thing)
-    print(pickle.loads(pickle.dumps(Thing())).__class__ is Thing, inspect.getsource(Thing))
+    print([sys.path[0]], sys.stdin.read(), sys.modules["__main__"].Thing is Thing, one_more)
+    print(pickle.loads(pickle.dumps(Thing())).__class__ is Thing)
     print("mxnet" in sys.modules, inspect.stack()[0].function)
     atexit.register(print, "at the end")
-    for way in ("fork", "spawn"):
-        with multiprocessing.get_context(way).Pool(1) as pool:
-            print(way, pool.apply(is_thing, (Thing(),)))
+    if "spawn" in sys.argv:
+        print(inspect.getsource(Thing))
+        for way in ("fork", "spawn"):
+            with multiprocessing.get_context(way).Pool(1) as pool:
+                print(way, pool.apply(is_thing, (Thing(),)))
     threading.Thread(target=lambda: (time.sleep(0.2), print("the thread"))).start()
     sys.exit(7)
 """
 
 
-@pytest.mark.parametrize("is_module", [False, True])
-def test_a_script_runs_as_under_python(is_module: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "script",
+    [
+        ["scripts/sees.py", "spawn"],
+        ["./scripts/../scripts/sees.py"],
+        ["scripts/sees.pyc"],
+        ["-m", "scripts.sees", "spawn"],
+        ["-m", "scripts"],
+        ["scripts"],
+        ["scripts.zip"],
+        ["-"],
+    ],
+    ids=str,
+)
+def test_a_script_runs_as_under_python(script: list[str], tmp_path: Path) -> None:
+    """A file, a module, a folder, a zip file, standard input."""
     package = tmp_path / "scripts"
     package.mkdir()
-    (package / "sees.py").write_text(SEES)
-    script = ["-m", "scripts.sees"] if is_module else [str(package / "sees.py")]
-    options = ["--its", "own", "--report", "--", "-m", "x"]
-    expected = ended(*script, *options, folder=tmp_path)
-    assert expected[0] == 7 and expected[1].endswith("('Thing', True)\nthe thread\nat the end\n")
+    for name in ("sees.py", "__main__.py"):
+        (package / name).write_text(SEES)
+    py_compile.compile(str(package / "sees.py"), str(package / "sees.pyc"))
+    shutil.make_archive(str(package), "zip", package)
+    options, typed = ["--its", "own", "--report", "--", "-m", "x"], "a line\n"
+    if script == ["-"]:
+        typed = SEES
+    expected = ended(*script, *options, folder=tmp_path, typed=typed)
+    assert expected[0] == 7 and expected[1].endswith("\nthe thread\nat the end\n")
     run = ["-m", "memonger", "run", "--work", "2"]
-    assert ended(*run, *script, *options, folder=tmp_path) == expected
+    assert ended(*run, *script, *options, folder=tmp_path, typed=typed) == expected
+
+
+def test_the_command_is_of_this_package_whatever_the_path_says(tmp_path: Path) -> None:
+    """The script gets this package too, in place of its own memonger.py."""
+    (entry,) = re.findall(r'^memonger = "(.+):(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "memonger"
+    command.write_text("import sys\nfrom {} import {} as run\nsys.exit(run())\n".format(*entry))
+    (tmp_path / "memonger.py").write_text("search_plan = None\n")
+    (tmp_path / "train.py").write_text("import memonger\nprint(memonger.__file__)\n")
+    path = os.pathsep.join([".", str(ROOT), *filter(None, sys.path)])
+    status, printed, log = ended(command, "run", "train.py", folder=tmp_path, PYTHONPATH=path)
+    assert (status, printed, log) == (0, f"{memonger.__file__}\n", "")
 
 
 NAMES = """
@@ -75,25 +120,39 @@ def test_a_kept_plan_is_of_the_code_that_made_it(tmp_path: Path) -> None:
 
 
 FAILS = """
-import signal, sys
+import os, signal, sys
 if sys.argv[1] == "interrupted":
-    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
-    sys.stdin.read()
+    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    os.kill(os.getpid(), signal.SIGINT)
+if sys.argv[1] == "hooked":
+    def show(kind, error, traceback):
+        print(kind, error, traceback.tb_frame.f_code.co_name, error.__traceback__ is traceback)
+    sys.excepthook = show
 raise KeyError("what fails")
 """
 
 
-def test_a_script_that_fails_ends_as_under_python(tmp_path: Path) -> None:
-    script = tmp_path / "fails.py"
-    script.write_text(FAILS)
-    for run in ([], ["-m", "memonger", "run"]):
-        status, _, log = ended(*run, script, "by itself", folder=tmp_path)
-        assert status == 1 and log.endswith("KeyError: 'what fails'\n")
-        process = start_python("-W", "ignore", *run, script, "interrupted", folder=tmp_path)
-        assert process.stdout and process.stdout.readline() == "True\n"
-        process.send_signal(signal.SIGINT)
-        _, log = process.communicate(timeout=60)
-        assert process.returncode == -signal.SIGINT and log.endswith("KeyboardInterrupt\n")
+@pytest.mark.parametrize(
+    "script",
+    [
+        ["fails.py", "by itself"],
+        ["fails.py", "hooked"],
+        ["fails.py", "interrupted"],
+        ["-m", "fails", "by itself"],
+        ["wrong.py"],
+        ["empty"],
+        ["-m", "none.such"],
+    ],
+    ids=str,
+)
+def test_a_script_that_fails_ends_as_under_python(script: list[str], tmp_path: Path) -> None:
+    """With the same traceback, of its own frames alone, which its own hook gets too."""
+    (tmp_path / "fails.py").write_text(FAILS)
+    (tmp_path / "wrong.py").write_text("x = = 1\n")
+    (tmp_path / "empty").mkdir()
+    expected = ended(*script, folder=tmp_path)
+    assert expected[0] == (-signal.SIGINT if "interrupted" in script else 1) and any(expected[1:])
+    assert ended("-m", "memonger", "run", *script, folder=tmp_path) == expected
 
 
 TRAINS = """
@@ -128,6 +187,53 @@ def test_what_a_script_trains_is_planned(tmp_path: Path) -> None:
         names = (tmp_path / f"{which}-{file}" for which in ("plain", "planned"))
         assert len({name.read_bytes() for name in names}) == 1
     assert (tmp_path / "page.html").stat().st_size > 10**6
+
+
+ENDS = """
+import os, shutil, sys
+import mxnet as mx
+import efforts
+from modules import SHAPES, net
+
+efforts.use(efforts.SHORT)
+net().simple_bind(mx.cpu(), **SHAPES)
+os.mkdir("scratch")
+os.chdir("scratch")
+if sys.argv[1:]:
+    shutil.rmtree(os.path.join("..", sys.argv[1]))
+if os.fork() == 0:
+    sys.exit(3)
+assert os.WEXITSTATUS(os.wait()[1]) == 3
+sys.exit(5)
+"""
+
+
+def test_the_end_is_told_once_and_the_status_is_the_scripts(tmp_path: Path) -> None:
+    """Once by the process that began; the report is where the command was started, or not."""
+    (tmp_path / "ends.py").write_text(ENDS)
+    (tmp_path / "pages").mkdir()
+    run = ["-m", "memonger", "run", "--no-cache", "--patience", "0.01", "--report"]
+    status, _, log = ended(*run, "page.html", "ends.py", folder=tmp_path)
+    assert status == 5 and log.count("1 planned, the largest") == 1
+    assert [*tmp_path.rglob("*.html")] == [tmp_path / "page.html"]
+    (tmp_path / "scratch").rmdir()
+    status, _, log = ended(*run, "pages/page.html", "ends.py", "pages", folder=tmp_path)
+    assert status == 5 and log.count("1 planned, the largest") == 1
+    last = log.splitlines()[-1]
+    assert re.match("memonger: the report is not written: .* there is no folder", last)
+
+
+def test_a_plan_is_checked_by_this_package(tmp_path: Path) -> None:
+    """Though the script has a memonger.py of its own, in the folder where it is started."""
+    (tmp_path / "ends.py").write_text(ENDS)
+    (tmp_path / "memonger.py").write_text("search_plan = None\n")
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    command = tmp_path / "bin" / "memonger"
+    command.parent.mkdir()
+    command.write_text("from memonger.__main__ import run\nrun()\n")
+    run = [command, "run", "--no-cache", "--patience", "0.01", "--check", "ends.py"]
+    log = ended(*run, folder=tmp_path, PYTHONPATH=path)[2]
+    assert "softmax, checked: equal: " in log
 
 
 INTERRUPTED = """
@@ -169,7 +275,6 @@ def test_a_budget_that_nothing_meets_ends_the_script_in_one_line(tmp_path: Path)
         (["--hew", "marks", "script.py"], "unrecognized arguments|required"),
         ([], "required: script"),
         (["none.py"], "the script 'none.py' cannot be read: No such file"),
-        (["-m", "none.such"], "there is no module 'none.such' to run"),
     ],
     ids=str,
 )
