@@ -154,9 +154,11 @@ class PlannedOp:
         free_unused()
         if not mx.autograd.is_recording() or not mx.autograd.is_training():
             return self._usual(*arrays)
-        self._await_calls(arrays[0].context)
+        device = arrays[0].context
+        if any(array.context != device for array in arrays):
+            return self._usual(*arrays)  # MXNet refuses them
+        self._await_calls(device)
         named = dict(zip(self._names, arrays))
-        self._check_devices(named)
         on_tape = [n for n in self._inputs if stub.symbol_of(named[n].handle) is not None]
         requests = self._requests(on_tape)
         kind = self._kind(named, requests)
@@ -171,18 +173,6 @@ class PlannedOp:
             outputs = self._usual(*arrays)  # raises as without a plan if the call is at fault
             self._refuse(kind, error)
         return self._usual(*arrays) if outputs is None else outputs
-
-    def _check_devices(self, arrays: Arrays) -> None:
-        """Refuse inputs that are on another device than the parameters."""
-        devices = {name: array.context for name, array in arrays.items()}
-        home = next((devices[name] for name in self._names if name in self._parameters), None)
-        for name, device in devices.items():
-            if name not in self._parameters and device != (home or device):
-                raise MemongerError(
-                    f"{self._block.name}: input {name!r} is on {device}, and the parameters are on "
-                    f"{home}; give it as .as_in_context(mx.{home}), or have parameters there too: "
-                    f"net.collect_params().reset_ctx(mx.{device})"
-                )
 
     def plan_now(self, arrays: Arrays, inputs: Iterable[str] = ()) -> None:
         """Make the plan for inputs and parameters like these arrays, or warn why there is none.

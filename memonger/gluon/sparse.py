@@ -157,7 +157,6 @@ class SplitOp(PlannedOp):
         if not mx.autograd.is_recording() or not mx.autograd.is_training():
             return self._whole(*arrays)
         named = dict(zip(self._all_names, arrays))
-        self._check_devices(named)
         for name in self._shared:
             if stub.symbol_of(named[name].handle) is not None:
                 # The terms of its gradient would be added in another order.

@@ -212,6 +212,25 @@ def test_a_network_that_cannot_be_planned_is_bound_as_without(capfd: Any) -> Non
     )
 
 
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_an_array_on_another_device_raises_what_mxnet_raises(how: str) -> None:
+    """As an argument, as a gradient."""
+    symbol = net()
+    shapes, _, states = symbol.infer_shape(**SHAPES)
+
+    def bind(of_arguments: int, of_gradients: int) -> None:
+        args = [mx.nd.zeros(shape, mx.cpu(of_arguments)) for shape in shapes]
+        grads = [mx.nd.zeros(shape, mx.cpu(of_gradients)) for shape in shapes]
+        symbol.bind(mx.cpu(), args, grads, "write", [mx.nd.zeros(shape) for shape in states])
+
+    with memonger.enable(how=how, cache=False) as session:
+        bind(0, 0)
+        for devices in ((1, 0), (0, 1)):
+            with pytest.raises(mx.MXNetError, match="global context"):
+                bind(*devices)
+    assert session.plans[0].pool_bytes < session.plans[0].unplanned_bytes
+
+
 @pytest.mark.parametrize("way", ["bind", "Gluon"])
 def test_a_budget_that_nothing_meets_is_an_error_or_leaves_no_plan(way: str, capfd: Any) -> None:
     expected = trained(way)

@@ -242,6 +242,10 @@ class ScheduledSymbol(mx.sym.Symbol):
                 )
         arguments = by_name(args, names, "argument")
         aux = by_name(aux_states, self.list_auxiliary_states(), "auxiliary state")
+        given = [*arguments.values(), *grads.values(), *aux.values()]
+        if any(array.context != ctx for array in given):
+            with environment():
+                return super().bind(ctx, args, args_grad, grad_req, aux_states)  # as MXNet does
         executor.refuse_sparse({n: a.stype for n, a in [*arguments.items(), *grads.items()]})
         written = {name: array for name, array in grads.items() if requests[name] != "null"}
         refuse_overlaps(written, {**arguments, **aux})
