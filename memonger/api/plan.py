@@ -30,6 +30,7 @@ from memonger.solve.timeline import list_lifetimes
 from memonger.support import files
 from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
+from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Json, Symbol
 from memonger.support.versions import json_of
 
@@ -341,7 +342,8 @@ def load_plan(
     ----------
     file : str or path
     net : mx.sym.Symbol, optional
-        The network, to make sure that the plan is of it. Operators may have other names.
+        The network, to make sure that the plan is of it. Operators may have other names. The plan's
+        symbol then has this network's attributes of variables (initializers, ``lr_mult``).
     shapes : dict or list of mx.io.DataDesc, optional
         With ``net``: the shapes of inputs, to make sure that the plan is for them.
     **input_shapes
@@ -366,22 +368,25 @@ def load_plan(
     content = _read_content(file)
     saved, schedule = content["request"], None
     planned = mx.sym.load_json(saved["symbol"])
+    shapes_of_plan = {name: tuple(shape) for name, shape in saved["spec"]["shapes"].items()}
+    spec = InputSpec(shapes_of_plan, saved["spec"]["types"])
+    if net is not None:
+        planned = _with_variables_of(drop_old_types(check_symbol(net), spec), planned)
     bare = marks.clear(marks.unplan(planned))
     if content["schedule"] is not None:
         schedule = Schedule(np.array(content["schedule"], dtype=np.int32))
         planned = scheduled(bare, schedule)
-    shapes_of_plan = {name: tuple(shape) for name, shape in saved["spec"]["shapes"].items()}
     request = Request(
         symbol=bare,
-        spec=InputSpec(shapes_of_plan, saved["spec"]["types"]),
+        spec=spec,
         grad_req=saved["grad_req"],
         ctx=inputs.parse_devices(saved["ctx"]),
         until=saved["until"],
         **{k: Selection(*map(tuple, saved[k])) for k in ("keep", "recompute") if k in saved},
     )
     if net is not None:
-        spec = read_shapes(check_symbol(net), shapes, input_shapes, None)
-        _compare(file, request, net, spec)
+        given = read_shapes(check_symbol(net), shapes, input_shapes, None)
+        _compare(file, request, net, given)
     elif shapes is not None or input_shapes:
         raise MemongerError("load_plan: shapes are checked against the network; give net= too")
     settings = sorted({k for k, _ in read_mxnet_variables().items() ^ content["settings"].items()})
@@ -424,6 +429,16 @@ def _read_content(file: files.Path) -> dict[str, Json]:
     if digest != sha256(json.dumps(content, sort_keys=True).encode()).hexdigest():
         raise MemongerError(f"the plan {file!r} was changed later (its checksum differs); {remedy}")
     return dict(content)
+
+
+def _with_variables_of(net: Symbol, planned: Symbol) -> Symbol:
+    """Return a planned symbol whose variables have the attributes that they have in a network."""
+    graph, of_net = read(planned), read(net)["nodes"]
+    attrs = {node["name"]: attributes(node) for node in of_net if node["op"] == "null"}
+    for node in graph["nodes"]:
+        if node["op"] == "null" and node["name"] in attrs:
+            node["attrs"] = attrs[node["name"]]
+    return load_nodes(graph["nodes"], graph["heads"])
 
 
 def _compare(file: files.Path, request: Request, net: Symbol, spec: InputSpec) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import logging
 import os
 import stat
 from pathlib import Path
@@ -23,13 +22,11 @@ from memonger.solve.request import Request, fingerprint
 from memonger.support import cache
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import has_avx2, mx
+from memonger.support.symbols import read as read_graph
 from memonger.support.types import Json
-from memonger.support.versions import json_of
-
-log = logging.getLogger("memonger")
 
 MAX_BYTES = 2**28  # of all plans; those that were not used for longest go
-PRIVATE = 0o700  # the mode of their folder
+PRIVATE = 0o700  # the mode of a new folder
 
 
 def file_of(request: Request, options: Options) -> Path:
@@ -37,7 +34,7 @@ def file_of(request: Request, options: Options) -> Path:
     timed_on = request.find_timed(options.gpu, options.measure)
     parts = [
         fingerprint(request, options),
-        json_of(request.symbol),  # with the names that its nodes have
+        [node["name"] for node in read_graph(request.symbol)["nodes"]],
         request.keep.patterns,
         request.recompute.patterns,
         timed_on.sheet,
@@ -60,34 +57,41 @@ def _installed() -> list[Json]:
     return [mx.__version__, enabled, digest.hexdigest()]
 
 
-def read(file: Path) -> Plan | None:
-    """Read a plan, if it is kept."""
+def read(file: Path, request: Request) -> Plan | None:
+    """Read the plan of a request, if it is kept."""
     try:
-        _check_private(file.parent)
-        plan = load_plan(file)
-        os.utime(file)  # for `_make_room`
+        _check_owned(file.parent)
+        plan = load_plan(file, request.symbol, request.spec.shapes)
     except (OSError, MemongerError):
         return None
+    with contextlib.suppress(OSError):  # a folder that cannot be written
+        os.utime(file)  # for `_make_room`
     return plan
 
 
 def write(file: Path, plan: Plan) -> None:
-    """Keep a plan, if it can be written."""
+    """Keep a plan.
+
+    Raises
+    ------
+    MemongerError
+        If it cannot be written.
+    """
     try:
         file.parent.parent.mkdir(parents=True, exist_ok=True)
         file.parent.mkdir(mode=PRIVATE, exist_ok=True)
-        _check_private(file.parent)
-        plan.save(file)
-        _make_room(file.parent)
-    except (OSError, MemongerError) as error:
-        log.info("the plan is not kept: %s", error)
+        _check_owned(file.parent)
+    except OSError as error:
+        raise MemongerError(f"{str(file.parent)!r} cannot be made: {error.strerror}") from None
+    plan.save(file)
+    _make_room(file.parent)
 
 
-def _check_private(folder: Path) -> None:
-    """Refuse a folder that others can look into, or write to."""
+def _check_owned(folder: Path) -> None:
+    """Refuse a folder to which others can write."""
     status = folder.stat()
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != PRIVATE:
-        raise MemongerError(f"others may use the folder {str(folder)!r}; remove it")
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise MemongerError(f"others can write to the folder {str(folder)!r}")
 
 
 def _make_room(folder: Path) -> None:

@@ -90,6 +90,7 @@ class Session:
         self.pools: MutableMapping[Executor, int] = weakref.WeakKeyDictionary()
         self._found: Latest[Plan] = Latest(128)  # by the arguments of `_find`
         self._lines: set[str] = set()  # that are logged once
+        self._unkept = False  # whether a plan could not be kept
         self._usual_logging = package_log.level, package_log.propagate
         self._handler = logging.StreamHandler()
         self._handler.setFormatter(logging.Formatter("memonger: %(message)s"))
@@ -211,7 +212,9 @@ class Session:
         request = plan.request
         trained = {n for n, gradient in request.grad_req.items() if gradient != "null"}
         trained.update(request.symbol.list_auxiliary_states())
-        inputs = [f"{n} {shape}" for n, shape in request.spec.shapes.items() if n not in trained]
+        # In the network's order: a plan that was kept has them in another one.
+        names = [n for n in request.symbol.list_inputs() if n in request.spec.shapes]
+        inputs = [f"{n} {request.spec.shapes[n]}" for n in names if n not in trained]
         place += f", {_some(inputs)}" if inputs else ""
         log.info("%s on %s: %s; planned in %.1f s", name, place, self._figures(plan), seconds)
         return plan
@@ -237,12 +240,22 @@ class Session:
         others = {k: v for k, v in keywords.items() if k not in of_network}
         options = replace(read_options(ctx=keywords.get("ctx"), **others), lent=lent)
         file = kept.file_of(request, options) if self._cache else None
-        plan = kept.read(file) if file is not None else None
+        plan = kept.read(file, request) if file is not None else None
         if plan is None:
             plan = plan_of(solve(request, options))
             if file is not None and not plan.interrupted:
-                kept.write(file, plan)
+                self._keep(file, plan)
         return plan
+
+    def _keep(self, file: Path, plan: Plan) -> None:
+        """Keep a plan for the next start; warn, once, where that is not possible."""
+        try:
+            kept.write(file, plan)
+        except MemongerError as error:
+            if not self._unkept:
+                text = "plans are not kept for the next start: %s; MEMONGER_CACHE names the folder"
+                log.warning(text, error)
+            self._unkept = True
 
     def _figures(self, plan: Plan) -> str:
         """Write the memory that the budget bounds, and the time that a plan adds."""

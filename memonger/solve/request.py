@@ -29,6 +29,9 @@ log = logging.getLogger("memonger")
 #: Keywords of ``memonger.plan`` that name operators of the network.
 NAMING = ("until", "keep", "recompute")
 
+#: Attributes of variables that a bind reads (``src/executor/graph_executor.cc``).
+READ_BY_BIND = {"__shape__", "__dtype__", "__storage_type__", "__ctx_group__"}
+
 
 @dataclass(frozen=True, eq=False)
 class Request:
@@ -159,11 +162,23 @@ def _find_layer(symbol: Symbol, name: object) -> int:
 
 
 def read_structure(symbol: Symbol) -> Json:
-    """Read the graph of a symbol without names of operators: MXNet makes new ones each time."""
-    graph = read(symbol)
+    """Read the graph of a symbol, of its names and attributes only those on which a plan depends.
+
+    MXNet makes new names of operators each time. Attributes of variables may hold addresses of
+    objects, as ``__init__`` does of Gluon's ``Constant``.
+    """
+    return _strip(read(symbol))
+
+
+def _strip(graph: Json) -> Json:
     for node in graph["nodes"]:
         if node["op"] != "null":
             del node["name"]
+            node.get("attrs", {}).pop("__subgraph_name__", None)  # which MXNet makes too
+            for subgraph in node.get("subgraphs", ()):
+                _strip(subgraph)
+        elif "attrs" in node:
+            node["attrs"] = {k: v for k, v in node["attrs"].items() if k in READ_BY_BIND}
     return graph
 
 

@@ -89,6 +89,15 @@ def test_a_saved_plan_is_of_one_network_and_its_shapes(saved: Any) -> None:
 
 
 @pytest.mark.python_differs
+def test_a_loaded_plan_has_the_attributes_of_the_networks_variables(saved: Any) -> None:
+    """Those that a plan does not depend on: initializers, factors of the learning rate."""
+    network = residual()
+    network.get_internals()["fc_weight"]._set_attr(__lr_mult__="2.0", __init__='["zero", {}]')
+    again = memonger.load_plan(saved[1], network, IMAGES)
+    assert again.symbol.attr_dict()["fc_weight"] == network.attr_dict()["fc_weight"]
+    assert (again.schedule is None) == (saved[0].schedule is None)
+
+
 def test_a_damaged_plan_file_is_refused_in_one_line(saved: Any, tmp_path: Path) -> None:
     plan, file = saved
     whole, drawn, damaged = file.read_bytes(), random.Random(1), tmp_path / "damaged.json"

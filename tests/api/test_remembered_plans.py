@@ -104,6 +104,22 @@ def test_names_that_mxnet_makes_do_not_matter(how: str, cache_hits: Any) -> None
     assert memonger.unplan(again.symbol).tojson() == other.tojson()
 
 
+def test_initializers_do_not_matter(cache_hits: Any) -> None:
+    """They hold addresses of objects, also within control flow; no bind reads them."""
+
+    def built(address: int) -> Any:
+        scale = S.Variable("scale", init=f'["constant_{address}", {{}}]', lr_mult=address)
+        x, _ = S.contrib.foreach(lambda x, s: (x * s[0], s), S.Variable("data"), [scale])
+        for k in range(6):
+            x = S.tanh(S.FullyConnected(x, num_hidden=64, flatten=False, name=f"fc{k}"))
+        return S.MakeLoss(x)
+
+    for address in (1, 2):
+        symbol = memonger.plan(built(address), data=(4, 256, 8), scale=(256, 8)).symbol
+        assert f"constant_{address}" in symbol.tojson()
+    assert cache_hits() == 1
+
+
 CHANGES: dict[str, Any] = {
     "network": lambda p: p(net(9), SHAPES),
     "argument's name": lambda p: p(net()(data=S.Variable("pixels")), {"pixels": SHAPES["data"]}),

@@ -24,7 +24,7 @@ import blocks
 import modules
 from modules import BATCH, IMAGES, LABELS, LEARNING, SHAPES, net, parameters
 from zoo import unrolled
-from planned import marked
+from planned import as_module, marked
 
 
 def batches() -> Any:
@@ -402,11 +402,45 @@ def test_plans_are_kept_for_the_next_process(folder: Path, monkeypatch: Any) -> 
     assert len(list(folder.iterdir())) == 3
     assert start(budget="70%", gpu="L4").options["gpu"] == "L4" and len(list(folder.iterdir())) == 4
     monkeypatch.delenv("MXNET_EXEC_INPLACE_GRAD_SUM_CAP")
-    folder.chmod(0o755)
-    assert not is_taken()
-    folder.chmod(0o700)
+    for mode, is_safe in ((0o2755, True), (0o720, False), (0o702, False), (0o700, True)):
+        folder.chmod(mode)
+        assert is_taken() == is_safe
     file.write_text(file.read_text()[:-9])
     assert start().recomputed == first.recomputed and is_taken()
+
+
+def test_a_plan_is_kept_though_objects_have_other_addresses(folder: Path, capfd: Any) -> None:
+    """Its symbol has the attributes of this start, and the log names inputs in the same order."""
+    lines = []
+    for start in range(2):
+        cache.forget()
+        symbol = net()
+        for name in ("fc_weight", "softmax_label"):
+            symbol.get_internals()[name]._set_attr(__init__=f'["constant_{start}", {{}}]')
+        with memonger.enable() as session:
+            inputs = {name: SHAPES[name] for name in ("softmax_label", "data")}
+            requests = as_module(symbol, inputs)
+            symbol.simple_bind(mx.cpu(), grad_req=requests, **inputs)
+        assert session.plans[0].symbol.attr_dict()["fc_weight"] == symbol.attr_dict()["fc_weight"]
+        lines.append(capfd.readouterr().err.split(" MB -> ")[0])
+    assert len(list(folder.iterdir())) == 1 and lines[0] == lines[1] and "data" in lines[0]
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "a folder that others can write to"])
+def test_where_plans_cannot_be_kept_a_line_says_so_once(
+    obstacle: str, folder: Path, capfd: Any
+) -> None:
+    if obstacle == "a file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    with memonger.enable() as session:
+        for batch in (16, 32):
+            net().simple_bind(mx.cpu(), data=(batch, *SHAPES["data"][1:]))
+    log = capfd.readouterr().err
+    assert len(session.plans) == 2 and log.count("plans are not kept for the next start: ") == 1
+    assert repr(str(folder)) in log and (folder.is_file() or not list(folder.iterdir()))
 
 
 def test_kept_plans_have_bounds(folder: Path) -> None:
@@ -424,8 +458,8 @@ def test_kept_plans_have_bounds(folder: Path) -> None:
 
 def test_a_plan_is_checked_before_it_is_used(folder: Path, capfd: Any) -> None:
     def start() -> str:
-        with memonger.enable(check=True) as session:
-            net(loss=False).simple_bind(mx.cpu(), data=SHAPES["data"])
+        with memonger.enable(check=True) as session, mx.name.NameManager():
+            chain().simple_bind(mx.cpu(), **SHAPES)
         log: str = capfd.readouterr().err
         assert len(session.plans) == ("checked: equal" in log)
         return log
@@ -434,7 +468,10 @@ def test_a_plan_is_checked_before_it_is_used(folder: Path, capfd: Any) -> None:
     (file,) = folder.iterdir()
     whole = json.loads(file.read_text())
     request = whole["plan"]["request"]
-    request["symbol"] = request["symbol"].replace("relu", "tanh", 1)
+    graph = json.loads(request["symbol"])
+    copies = [node for node in graph["nodes"] if node["name"] in whole["plan"]["figures"]["copies"]]
+    copies[0]["op"] = "negative"
+    request["symbol"] = json.dumps(graph)
     text = json.dumps(whole["plan"], sort_keys=True)
     whole["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     file.write_text(json.dumps(whole))
