@@ -8,7 +8,7 @@ from typing import Iterable, Mapping
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import bind_inferred, makes_rows, unallocated
 from memonger.support.errors import MemongerError, said_by_mxnet
-from memonger.support.mxnet import Settings, environment, mx, without_fallbacks
+from memonger.support.mxnet import Settings, environment, mx, without_notices
 from memonger.support.types import Context, Executor, Symbol
 
 
@@ -25,11 +25,10 @@ def bind(
     names = [graph.nodes[i].name for i in (graph.arguments if wanted is None else wanted)]
     requests = dict.fromkeys(names, request) if isinstance(request, str) else request
     try:
-        with environment():
+        with environment(), without_notices():
             if graph.sparse or find_sparse_gradients(graph):
-                with without_fallbacks():
-                    wanted_requests = {name: requests[name] for name in names}
-                    return bind_inferred(symbol, ctx, inputs, wanted_requests)
+                wanted_requests = {name: requests[name] for name in names}
+                return bind_inferred(symbol, ctx, inputs, wanted_requests)
             arrays, gradients = (
                 {name: unallocated(inputs[name].shape, inputs[name].dtype, ctx) for name in some}
                 for some in (inputs, names)

@@ -19,7 +19,7 @@ from memonger.gluon import autograd, stub
 from memonger.graph.operators.recompute import draws
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.support.errors import MemongerError
-from memonger.support.mxnet import environment, mx
+from memonger.support.mxnet import environment, mx, without_notices
 from memonger.support.signals import signals_put_off
 from memonger.support.symbols import attributes, read
 from memonger.support.types import Executor, Json, NDArray, Parameter, Symbol
@@ -151,7 +151,7 @@ class Runner:
         others = [name for name in self._wanted_names if name not in gradients]
         gradients.update({name: mx.nd.zeros_like(bound[name]) for name in others})
         grad_req = {name: "write" if name in gradients else "null" for name in requests}
-        with environment():
+        with environment(), without_notices():  # a CachedOp has none
             self.executor = graph.symbol.bind(
                 self.ctx, bound, gradients, grad_req, bound, shared_exec=lent
             )

@@ -16,7 +16,7 @@ from memonger.graph.inputs import PARAMETER_ENDINGS, TYPE, InputSpec, drop_old_t
 from memonger.graph.operators.gradients import bind_inferred
 from memonger.graph.operators.tensors import DENSE_NUMBERS, STORAGE, Shape, Tensor, Tensors
 from memonger.support.errors import MemongerError, said_by_mxnet
-from memonger.support.mxnet import environment, mx, without_fallbacks
+from memonger.support.mxnet import environment, mx, without_notices
 from memonger.support.symbols import all_outputs, load_nodes, read
 from memonger.support.types import Json, Symbol
 
@@ -180,6 +180,6 @@ def _with_stypes(
     if stored <= {*DENSE_NUMBERS} and not any(node.op == "cast_storage" for node in nodes):
         return tensors
     inputs = {node.name: tensors[i] for node, i in zip(nodes, start) if node.is_variable}
-    with environment(), without_fallbacks():
+    with environment(), without_notices():
         arrays = bind_inferred(outputs, mx.cpu(), inputs, {}).outputs
     return tuple([tensor._replace(stype=a.stype) for tensor, a in zip(tensors, arrays)])

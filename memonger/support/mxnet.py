@@ -323,16 +323,20 @@ def __getattr__(name: str) -> object:
     return mxnet
 
 
-_STDERR = threading.Lock()  # the process has one file descriptor 2
-#: What MXNet logs for each operator without a kernel of MKLDNN's (``src/common/utils.h``).
-_FALLBACK = re.compile(
-    rb"^\[[^\n]*\n?Storage type fallback detected:\n.*?suppress this warning\.\n", re.M | re.S
+_STDERR = threading.RLock()  # the process has one file descriptor 2
+#: What MXNet logs for each operator without a kernel of MKLDNN's (``src/common/utils.h``), and at
+#: each bind of the subgraph backend (``src/executor/graph_executor.cc``).
+_NOTICE = re.compile(
+    rb"^\[[^\n]*\n?Storage type fallback detected:\n.*?suppress this warning\.\n"
+    rb"|^\[[^\n]*(?:MXNET_SUBGRAPH_BACKEND=NONE is detected|Subgraph backend \S+ is activated)"
+    rb"[^\n]*\n",
+    re.M | re.S,
 )
 
 
 @contextlib.contextmanager
-def without_fallbacks() -> Iterator[None]:
-    """Hold back what MXNet writes to file descriptor 2, and drop what is about storage types."""
+def without_notices() -> Iterator[None]:
+    """Hold back what MXNet writes to file descriptor 2, and drop its notices about a bind."""
     with _STDERR, tempfile.TemporaryFile() as buffer:
         try:
             stderr = os.dup(2)
@@ -346,7 +350,7 @@ def without_fallbacks() -> Iterator[None]:
             os.dup2(stderr, 2)
             buffer.seek(0)
             with contextlib.suppress(OSError):  # nobody reads it
-                os.write(2, _FALLBACK.sub(b"", buffer.read()))
+                os.write(2, _NOTICE.sub(b"", buffer.read()))
             os.close(stderr)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import hashlib
 import json
 import logging
@@ -84,6 +86,24 @@ def test_what_is_trained_under_enable_has_the_same_bits_in_less_memory(
     assert len(saved) == (3 if way == "BucketingModule" else 1)
     lines = [line for line in capfd.readouterr().err.splitlines() if " -> " in line]
     assert len(lines) == len(saved) + 1 and all(line.startswith("memonger: ") for line in lines)
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+@pytest.mark.parametrize("way", ["bind", "Gluon"])
+def test_binds_of_ours_give_no_notice_of_a_subgraph_backend(
+    way: str, how: str, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script's own binds do, as without a plan."""
+    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
+    notices = []
+    for planning in (
+        contextlib.nullcontext,
+        functools.partial(memonger.enable, how=how, cache=False),
+    ):
+        with planning():
+            trained(way)
+        notices.append(capfd.readouterr().err.count("MXNET_SUBGRAPH_BACKEND=NONE is detected"))
+    assert notices[1] <= notices[0] == (way == "bind")
 
 
 def test_inference_stays_as_it_is(capfd: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memonger.support.errors import said_by_mxnet
-from memonger.support.mxnet import without_fallbacks
+from memonger.support.mxnet import without_notices
 from planned import ROOT, run_code, run_python
 
 pytestmark = pytest.mark.python_differs
@@ -140,13 +140,13 @@ The operator with default storage type will be dispatched. Set a variable to sup
 
 
 def test_all_else_is_handed_on(capfd: pytest.CaptureFixture[str]) -> None:
-    with without_fallbacks():
+    with without_notices():
         os.write(2, b"first\n" + FALLBACK + b"sec")
         os.write(2, b"ond\n" + FALLBACK)
         thread = threading.Thread(target=os.write, args=(2, b"third\n"))
         thread.start()
         thread.join()
-    with without_fallbacks(), pytest.raises(ValueError):
+    with without_notices(), pytest.raises(ValueError):
         os.write(2, b"unfinished")
         raise ValueError
     os.write(2, b", after\n")

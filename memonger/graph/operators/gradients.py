@@ -28,7 +28,7 @@ from memonger.graph.operators.tensors import (
     check_elements,
 )
 from memonger.support.errors import said_by_mxnet
-from memonger.support.mxnet import environment, mx, without_fallbacks
+from memonger.support.mxnet import environment, mx, without_notices
 from memonger.support.symbols import all_outputs, load_nodes, read
 from memonger.support.types import Context, Executor, Json, NDArray, Symbol
 
@@ -253,7 +253,7 @@ def merges(op: str, attrs: Attrs, inputs: Tensors) -> bool:
 def _bind(op: str, attrs: Attrs, symbol: Symbol, inputs: Tensors, merging: str) -> Executor:
     """Bind a symbol with this operator of x0, x1, ... for training, without memory."""
     cpu, named = mx.cpu(), {f"x{k}": tensor for k, tensor in enumerate(inputs)}
-    with environment(MXNET_ELIMINATE_COMMON_EXPR=merging), without_fallbacks():
+    with environment(MXNET_ELIMINATE_COMMON_EXPR=merging), without_notices():
         # Without gradients MKLDNN would replace the operators by its own.
         if makes_rows(op, dict(attrs)) or any(tensor.stype != DENSE for tensor in inputs):
             graph, ids = read(symbol), mx.nd.ndarray._STORAGE_TYPE_STR_TO_ID

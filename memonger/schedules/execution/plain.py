@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Callable
 
 from memonger.support.errors import MemongerError
-from memonger.support.mxnet import environment, mx
+from memonger.support.mxnet import environment, mx, without_notices
 from memonger.support.types import Executor, NDArray, Symbol
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class PlainNetwork:
     def bound(self, planned: Executor) -> Executor:
         """Return MXNet's executor, bound to the arrays of this one."""
         if self._bound is None:
-            with environment():
+            with environment(), without_notices():
                 self._bound = mx.sym.Symbol.bind(
                     self._symbol,
                     planned._ctx,
