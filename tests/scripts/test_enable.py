@@ -478,7 +478,7 @@ def test_kept_plans_have_bounds(folder: Path) -> None:
 
 def test_a_plan_is_checked_before_it_is_used(folder: Path, capfd: Any) -> None:
     def start() -> str:
-        with memonger.enable(check=True) as session, mx.name.NameManager():
+        with memonger.enable(check=True, how="marks") as session, mx.name.NameManager():
             chain().simple_bind(mx.cpu(), **SHAPES)
         log: str = capfd.readouterr().err
         assert len(session.plans) == ("checked: equal" in log)

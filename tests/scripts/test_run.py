@@ -103,8 +103,11 @@ def test_the_command_is_of_this_package_whatever_the_path_says(tmp_path: Path) -
 NAMES = """
 import mxnet as mx
 from memonger.scripts.kept import file_of
+from memonger.solve.options import Options
+from memonger.solve.request import read_request
 
-print(file_of(mx.sym.MakeLoss(mx.sym.Variable("x") * 2), {"x": (2,)}, {}))
+network = mx.sym.MakeLoss(mx.sym.Variable("x") * 2)
+print(file_of(read_request(network, {"x": (2,)}), Options()))
 """
 
 
