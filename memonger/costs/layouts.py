@@ -19,6 +19,7 @@ import numpy as np
 
 from memonger.costs.replay import find_adding_rows
 from memonger.graph.arrays import Signature
+from memonger.graph.operators.inplace import reads_overwritten
 from memonger.graph.operators.layouts import layout_of_output, layouts_of_inputs
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import StepGraph
@@ -75,7 +76,8 @@ def _find_facts(signature: Signature, data: Tensor | None) -> Facts:
     text = repr((op, parameters, inputs, [tensor[:2] for tensor in tensors]))
     number = [zlib.crc32(f"{text} {k}".encode()) for k in range(len(tensors))]
     neither = [False] * inputs, [False] * inputs
-    depend = neither if {*names} <= {"keeps"} else layouts_of_inputs(op, attrs, inputs)
+    unaware = {*names} <= {"keeps"} and not reads_overwritten(op, attrs)
+    depend = neither if unaware else layouts_of_inputs(op, attrs, inputs)
     return ([constant(name.upper()) for name in names], number, *depend)
 
 

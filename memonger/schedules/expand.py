@@ -18,12 +18,12 @@ from memonger.costs.replay import replay
 from memonger.graph.arrays import join_columns
 from memonger.graph.forward import FLOAT, ForwardGraph, RowEntry, no_collection
 from memonger.graph.operators.gradients import ZEROS
+from memonger.graph.operators.inplace import reads_overwritten
 from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.recorded import (
     ACCUMULATING,
     BY_MKLDNN,
-    IN_PLACE,
     is_recorded,
 )
 from memonger.graph.operators.tensors import Tensor
@@ -38,6 +38,7 @@ from memonger.schedules.training_step import (
     TrainingStep,
     hold_for_autograd,
     insert,
+    keep_places,
     lay_out_plainly,
     list_reads,
     make_step,
@@ -90,9 +91,16 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
     operation_start, operation_row = join_columns(_gradient_rows(network), 1)
     heads = [head for head in training.graph.heads if not t.variable[head[0]]]
     _, head_row, head_output = join_columns([heads], 2)
-    expected = None
-    if any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
-        expected = Expected(replay(training, np.zeros(t.forward, dtype=np.bool_)))
+    overwriting = [r for r in network.walk if reads_overwritten(*training.signatures[r][:2])]
+    blocked = any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes)
+    expected, in_place = None, {}
+    if blocked or overwriting:
+        unplanned = replay(training, np.zeros(t.forward, dtype=np.bool_))
+        expected = Expected(unplanned) if blocked else None
+        for row in overwriting:
+            source, k = int(t.read_row[t.read_start[row]]), int(t.read_output[t.read_start[row]])
+            read, written = unplanned.blocks[t.output_start[[source, row]] + [k, 0]]
+            in_place[row] = bool(read == written >= 0)
     return Parts(
         work=work,
         mkldnn=mkldnn,
@@ -113,6 +121,7 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
         adding=adding.union(chained),
         chained=chained,
         left_out=left_out,
+        in_place=in_place,
         expected=expected,
     )
 
@@ -229,7 +238,8 @@ def _find_recorded(
     for a, entry in zip(training.wanted, gradients):
         if a in added and entry is not None and reads[entry] == 1:
             x = owner[entry[0]]
-            if x < 0 or nodes[x].op in IN_PLACE or training.ops[entry[0]] in ZEROS:
+            signature = training.signatures[entry[0]]
+            if x < 0 or signature.op in ZEROS or reads_overwritten(signature.op, signature.attrs):
                 continue
             states = any(i in auxiliary for i, _ in nodes[x].inputs)
             if not states and not network.masked[x]:
@@ -315,7 +325,7 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
     if parts.mkldnn:
         nodes = lay_out_plainly(parts, nodes)
     hold_for_autograd(parts, nodes)
-    step = bare = make_step(parts, nodes)
+    step = bare = keep_places(make_step(parts, nodes))
     if parts.expected is None:
         return step
     try:

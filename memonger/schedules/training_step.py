@@ -68,6 +68,9 @@ class Parts:
     adding: frozenset[VariantEntry]
     chained: Mapping[VariantEntry, int]
     left_out: frozenset[int]  # arguments whose gradient MKLDNN does not write
+    #: Rows with other results in place of what they read first (`reads_overwritten`), and whether
+    #: MXNet computes them so.
+    in_place: Mapping[int, bool]
     expected: Expected | None  # layouts without a schedule; None if MKLDNN lays out no tensor
 
     @property
@@ -325,6 +328,16 @@ def hold_for_autograd(parts: Parts, nodes: Nodes) -> None:
         signature = nodes.signatures.all[addition.signature]
         copy = signature._replace(op="_copy", attrs={}, inputs=1, options=((0, 0, True),))
         nodes.all[total] = addition._replace(signature=nodes.signatures.add(copy), reads=[(row, k)])
+
+
+def keep_places(step: TrainingStep) -> TrainingStep:
+    """Compute in place what MXNet does, of those rows whose results depend on that."""
+    inserts: dict[int, list[Insert]] = {}
+    for row, node in enumerate(step.nodes.all):
+        usual = step.parts.in_place.get(node.source)
+        if usual is not None and usual != (step.block((row, 0)) == step.block(node.reads[0])):
+            inserts[row] = [Insert(BEFORE, 0, "add_n") if usual else Insert(HOLD, 0)]
+    return make_step(step.parts, insert(step.nodes, inserts)) if inserts else step
 
 
 def lay_out_plainly(parts: Parts, nodes: Nodes) -> Nodes:

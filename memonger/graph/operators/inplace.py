@@ -213,6 +213,17 @@ def inplace_options(op: str, attrs: Attributes, num_inputs: int) -> Options | No
     return options and tuple(option for option in options if option[0] < num_inputs)
 
 
+def reads_overwritten(op: str, attrs: Attributes) -> bool:
+    """Tell whether an operator in place of a row-major input reads what it has overwritten.
+
+    The gradient of PReLU writes that of the data over that of the output, from which it then
+    computes that of the slope (``BinaryBroadcastBackwardUseInImpl`` in
+    tensor/elemwise_binary_broadcast_op.h). MKLDNN's blocks are copied before it reads them
+    (``SetupDefaultBlobsIn`` in ``src/common/exec_utils.h``).
+    """
+    return op == "_backward_LeakyReLU" and attrs.get("act_type") == "prelu"
+
+
 #: ``ops_desc`` and ``variable_io_ops`` in fusion/fused_op-inl.h, under nnvm's names.
 _FUSED = frozenset(
     expand("""

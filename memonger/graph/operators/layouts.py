@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from typing import Sequence
 
-from memonger.graph.operators.inplace import expand
+from memonger.graph.operators.inplace import expand, reads_overwritten
 from memonger.graph.operators.tensors import Attributes, Tensor
 
 #: Operators that compute in the layout of their inputs: ``TIsMKLDNN`` in MXNet's source.
@@ -86,6 +86,8 @@ def layouts_of_inputs(
     op: str, attrs: Attributes, inputs: int
 ) -> tuple[Sequence[bool], Sequence[bool]]:
     """Return for each input whether results, and layouts of outputs, may depend on its layout."""
+    if reads_overwritten(op, attrs):
+        return [p == 0 for p in range(inputs)], [False] * inputs
     if op == "_backward_Pooling":
         plays = [p in _POOLING_READS.get(inputs, range(inputs)) for p in range(inputs)]
         # In blocks, windows that overlap are summed in another order (seen with AVX2).

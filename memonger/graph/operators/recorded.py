@@ -38,10 +38,6 @@ _RECORDED = (LEGACY | _STATES | _UNWANTED) - {"SliceChannel"}
 #: Operators whose gradient computes all its results, even unread ones.
 COMPUTES_ALL = frozenset(("RNN",))
 
-#: Operators whose gradient reads what it has overwritten if MXNet computes it in place: that of
-#: PReLU's slope. Autograd would compute it correctly (``src/operator/leaky_relu-inl.h``).
-IN_PLACE = frozenset(("LeakyReLU",))
-
 #: Operators whose gradient rounds differently if it adds to its output than if it is added later:
 #: products of matrices (a gemm with beta = 1), and sums over rows that are looked up.
 ACCUMULATING = frozenset(
