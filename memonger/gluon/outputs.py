@@ -5,6 +5,10 @@ CachedOp copies outputs that are the same as an earlier one (``CreateForwardGrap
 same then (``EliminateCommonNodes`` in ``src/executor/eliminate_common_expr_pass.cc``). Its gradient
 starts from the copies. An executor's starts from the outputs of the symbol: of two gradients of one
 result it takes the last, and does not merge what CachedOp merges in between.
+
+CachedOp reads the gradient of an output from the caller's array, which it never overwrites. An
+executor first copies it (``AttrHint`` in ``src/executor/graph_executor.cc``), and then may compute
+in place of the copy.
 """
 
 from __future__ import annotations
@@ -13,10 +17,12 @@ from typing import TYPE_CHECKING, Mapping
 
 from memonger.graph.forward import COPY, Entry
 from memonger.graph.inputs import read_shapes
+from memonger.graph.operators.inplace import reads_overwritten
 from memonger.graph.read import forward_graph
 from memonger.graph.training import merged_nodes
+from memonger.support.errors import MemongerError
 from memonger.support.mxnet import Settings
-from memonger.support.symbols import load_nodes, read
+from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Symbol
 
 if TYPE_CHECKING:
@@ -26,11 +32,21 @@ if TYPE_CHECKING:
 def with_copied_outputs(
     symbol: Symbol, shapes: Mapping[str, Shape], types: Mapping[str, str]
 ) -> Symbol:
-    """Return the symbol with copies of the outputs that CachedOp copies."""
-    if len(symbol) == 1:
-        return symbol
+    """Return the symbol with copies of the outputs that CachedOp copies.
+
+    Raises MemongerError if an executor would compute other gradients in place of an output's.
+    """
     graph = read(symbol)
     nodes, same = graph["nodes"], list(range(len(graph["nodes"])))
+    for node in (nodes[a] for a, *_ in graph["heads"]):
+        if reads_overwritten(f"_backward_{node['op']}", attributes(node)):
+            raise MemongerError(
+                f"{node['name']!r} (PReLU) makes an output of the block, and with a plan the "
+                "gradient of its slope would differ from Gluon's; plan a larger block, in which "
+                "another operator reads it"
+            )
+    if len(symbol) == 1:
+        return symbol
     if Settings().merging:
         spec = read_shapes(symbol, shapes, {}, types)
         same = merged_nodes(forward_graph(symbol, spec))

@@ -257,6 +257,8 @@ class Looped(nn.HybridBlock):
         (lambda: [nn.Dense(9), ARGMAX, nn.Embedding(9, 8, sparse_grad=True)], {}, "dense0_fwd"),
         (lambda: [nn.Embedding(20, 8, sparse_grad=True)], {}, "all its operators"),
         (lambda: [layers("one_"), Looped()], HOWS["schedule"], "_foreach"),
+        # From its output CachedOp computes the gradient of its slope otherwise than executors.
+        *((lambda: [layers("one_"), nn.PReLU()], HOWS[how], "PReLU") for how in HOWS),
     ],
 )
 def test_what_cannot_be_planned_trains_as_before_and_warns_once(

@@ -5,8 +5,9 @@ Each operator is bound in small graphs, its gradient with it; arrays of 1 MB are
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from typing import Any, Iterator, NamedTuple, Sequence, Tuple
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Tuple
 
 import memonger
 import mxnet as mx
@@ -15,12 +16,18 @@ import pytest
 from memonger.costs.bind import bind, read_planned_mb
 from memonger.costs.replay import replay
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.operators.inplace import inplace_options
+from memonger.graph.arrays import Signature
+from memonger.graph.operators.inplace import inplace_options, reads_overwritten
+from memonger.graph.operators.tensors import Tensor
+from memonger.schedules.execution.calls import creator
+from memonger.support.versions import invoke
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.support.symbols import load_nodes
 from memonger.support.mxnet import environment
 
 from memory_log import Job, log_of, logged
+from operator_cases import CASES as OPERATOR_CASES
+from operator_cases import SMALL_SHAPES, small_net
 from planned import forward
 
 Shape = Tuple[int, ...]
@@ -313,3 +320,49 @@ def test_operators_that_are_in_no_table_have_no_options() -> None:
     assert inplace_options("sgd_mom_update", {}, 3) is None
     assert inplace_options("_contrib_quantized_conv", {}, 9) is None
     assert inplace_options("_backward_foreach", {}, 3) == ()
+
+
+def signatures(cases: Iterable[Any]) -> Iterator[tuple[Signature, list[Tensor]]]:
+    """Yield each operator of the cases that has in-place options, and the tensors that it reads."""
+    seen = set()
+    for case in cases:
+        training = training_graph(forward(small_net(case), SMALL_SHAPES))
+        t = training.arrays
+        for row, signature in enumerate(training.signatures):
+            reads = slice(*t.read_start[row : row + 2])
+            entries = list(zip(t.read_row[reads].tolist(), t.read_output[reads].tolist()))
+            key = str((signature.op, signature.attrs, signature.tensors))
+            if signature.options and key not in seen and all(r >= 0 for r, _ in entries):
+                seen.add(key)
+                yield signature, [training.signatures[r].tensors[k] for r, k in entries]
+
+
+def results(signature: Signature, inputs: Sequence[Tensor], option: Pair | None) -> list[Any]:
+    """Run an operator on numbers in [-1, 1), one of its outputs in place of an input."""
+    random = np.random.RandomState(0)
+    reads = [mx.nd.array(random.uniform(-1, 1, x.shape), dtype=x.dtype) for x in inputs]
+    writes = [mx.nd.zeros(x.shape, dtype=x.dtype) for x in signature.tensors]
+    if option is not None:
+        j, k = option
+        writes[k] = reads[j].reshape(writes[k].shape)
+    mx.random.seed(0)
+    with mx.autograd.train_mode():
+        invoke(creator(signature.op), reads, signature.attrs, writes)
+    return [array.asnumpy() for array in writes]
+
+
+@pytest.mark.slow
+def test_what_reads_what_it_has_overwritten() -> None:
+    """All other operators compute the same in place of an input as apart from it."""
+    differ, tried = set(), set()
+    for signature, inputs in signatures(OPERATOR_CASES.values()):
+        op, outputs = signature.op, signature.tensors
+        for j, k, _ in signature.options:
+            if (inputs[j].elements, inputs[j].dtype) != (outputs[k].elements, outputs[k].dtype):
+                continue
+            with contextlib.suppress(mx.MXNetError):  # what needs the state of its operator
+                apart, in_place = (results(signature, inputs, o) for o in (None, (j, k)))
+                tried.add(op)
+                if not all(map(np.array_equal, apart, in_place, itertools.repeat(True))):
+                    differ.add((op, reads_overwritten(op, signature.attrs)))
+    assert differ == {("_backward_LeakyReLU", True)} and len(tried) > 150

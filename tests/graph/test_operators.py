@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from typing import Any
 
 import memonger
 import mxnet as mx
+import numpy as np
 import pytest
 from memonger.costs.bind import bind
 from memonger.costs.replay import replay
@@ -21,18 +23,23 @@ from memonger.graph.operators.recompute import (
 from memonger.graph.operators.recompute import tolerates_unread, why_kept
 from memonger.graph.training import training_graph
 
-from drawn_schedules import work_of
+from memonger.schedules.execution.symbol import scheduled
+from memonger.schedules.layouts import Refused
+
+from drawn_schedules import LEVELS, work_of
 from observing import verdicts
 from operator_cases import (
     AFTER,
     ALL_CASES,
     BEFORE,
+    BLOCKED_SHAPES,
     CASES,
     CASES_OF_NP,
     PLANNED_SHAPES,
+    READERS,
     SMALL_SHAPES,
 )
-from operator_cases import inner, planned_net, small_net
+from operator_cases import blocked_net, inner, planned_net, small_net
 from planned import assert_alike, assert_bound, elsewhere, forward, marked, nodes, positive
 from planned import rules_of, run_code, with_marks
 
@@ -78,6 +85,40 @@ def test_an_operator_in_a_planned_network_changes_no_bit(name: str, every: int) 
     assert mask.any()
     planned = with_marks(symbol, [n.name for n, m in zip(rules.graph.nodes, mask) if m])
     check(symbol, planned, PLANNED_SHAPES)
+
+
+#: Cases with a gradient in place that has several results, that is laid out, or that is declared
+#: to be the one that it reads.
+TELLING = """
+LeakyReLU_prelu LeakyReLU_elu hard_sigmoid elemwise_sub add_n broadcast_mul FullyConnected
+SliceChannel_all
+""".split()
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in TELLING)) for n in ALL_CASES],
+)
+def test_an_operator_behind_a_convolution_changes_no_bit(name: str, reader: str) -> None:
+    """By marks on all, on some, and by schedules, whose memory and layouts are others."""
+    symbol, shapes = blocked_net(ALL_CASES[name], reader), BLOCKED_SHAPES
+    try:
+        memonger.check(symbol, symbol, shapes, 1)
+    except memonger.MemongerError as error:
+        pytest.skip(f"MXNet cannot train it: {error}")
+    rules, random = rules_of(symbol, shapes), np.random.RandomState(0)
+    chosen = {
+        tuple(rules.apply(rules.allowed & (random.uniform(size=len(rules.allowed)) < share)))
+        for share in (1, 0.7, 0.7, 0.4)
+    }
+    for mask in sorted(chosen):
+        names = [n.name for n, again in zip(rules.graph.nodes, mask) if again]
+        check(symbol, with_marks(symbol, names), shapes)
+    work = work_of(symbol, shapes, symbol.list_arguments())
+    for level in ("one level", "everything"):
+        with contextlib.suppress(Refused):
+            check(symbol, scheduled(symbol, LEVELS[level](work, 1)), shapes)
 
 
 def test_foreach_in_a_planned_network_changes_no_bit() -> None:

@@ -156,6 +156,7 @@ def gate(first: Any, second: Any) -> Any:
 _OPERATIONS = """
 activation: tanh(a) | Activation(a, 'relu') | sigmoid(a) | LeakyReLU(a, act_type='leaky')
 fully_connected: net.connected(a)
+slope: LeakyReLU(a, act_type='prelu')
 scalar: a * 0.5 | a + 0.1 | 1 - a | (tanh(a) + 2) ** 1.5
 arithmetic: a + b | a - b | a * tanh(b) | a / (abs(b) + 1)
 function: softsign(a) | exp(tanh(a)) | clip(a, -1, 1) | softmax(a)

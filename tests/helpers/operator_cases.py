@@ -26,6 +26,7 @@ V = mx.sym.Variable
 SHAPE = (4, 8, 6, 6)
 SMALL_SHAPES = {"data": (4, 10)}
 PLANNED_SHAPES = {"data": SHAPE}
+BLOCKED_SHAPES = {"data": (4, 1, 6, 6)}
 BEFORE = "before"
 AFTER = "after"
 
@@ -67,6 +68,26 @@ def planned_net(case: Case, blocks: int = 2) -> Any:
         x = S.Pooling(x, kernel=(6, 6), global_pool=True, pool_type="avg")
         x = S.FullyConnected(x, num_hidden=5)
         return S.SoftmaxOutput(x, S.zeros((4,)), name="softmax")
+
+
+#: What reads a case in `blocked_net`; their gradients are laid out in blocks, or not.
+READERS: dict[str, Callable[[Any], Any]] = {
+    "Pooling": lambda x: S.Pooling(x, kernel=(2, 2), stride=(2, 2), pad=(1, 1), pool_type="max"),
+    "Convolution": lambda x: S.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=8),
+    "BatchNorm": lambda x: S.BatchNorm(x, fix_gamma=False),
+}
+
+
+def blocked_net(case: Case, reader: str) -> Any:
+    """Return the case between a convolution and one of `READERS`; of `BLOCKED_SHAPES`."""
+    with mx.name.NameManager():
+        x = S.Convolution(V("data"), kernel=(3, 3), pad=(1, 1), num_filter=8)
+        y = case.build(x)
+        shape = y.infer_shape(**BLOCKED_SHAPES)[1][0]
+        if len(shape) != 4:
+            y = S.reshape(y, (1, -1, 1, 1))
+        y = S.softsign(READERS[reader](y))
+        return S.MakeLoss(S.mean(S.square(S.FullyConnected(S.reshape(y, (1, -1)), num_hidden=3))))
 
 
 def _conv(x: Any) -> Any:

@@ -334,6 +334,8 @@ class _Drawing:
         kind = self.random.randint(5)
         if kind == 0:
             return S.LeakyReLU(x, act_type="leaky", slope=0.1)
+        if kind == 3:
+            return S.LeakyReLU(x, act_type="prelu")
         return S.clip(x, 0, 6) if kind == 1 else S.Activation(x, "tanh" if kind == 2 else "relu")
 
     def norm(self, x: Any) -> Any:
