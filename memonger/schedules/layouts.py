@@ -20,12 +20,12 @@ import numpy as np
 from memonger.costs import layouts as mkldnn
 from memonger.costs.layouts import ADDED, ANY_LAYOUT, NOT_IN_PLACE, PLAIN
 from memonger.costs.replay import Replay
-from memonger.graph.arrays import gather
+from memonger.graph.arrays import GraphArrays, gather
 from memonger.graph.operators.layouts import AXES, LAYOUT_AWARE
 from memonger.graph.training import StepGraph
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
-from memonger.support.types import Bools, Int32s, Int64s
+from memonger.support.types import AnyArray, Bools, Int32s, Int64s
 
 BEFORE, AFTER, HOLD = "before", "after", "hold"  # a row: HOLD reads an input after it
 
@@ -79,9 +79,14 @@ class Expected:
         corrected = np.zeros(len(want_output), dtype=np.bool_)  # made plain by what was inserted
         corrected[entries[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
         want_output[(readers == 0) | (corrected & (readers == 1))] = ANY_LAYOUT
-        _, _, have, _, other_read, other_output = compiled.lead_layouts(
+        _, read, have, _, other_read, other_output = compiled.lead_layouts(
             t, layouts, step.recomputed, step.order, step.reads, want_read, want_output
         )
+        for one, other in _read_with_workspace(t, ops):
+            usual = self.read_layout[place[[one, other]]]
+            if usual[0] == usual[1] and read[one] != read[other]:
+                want_read[[one, other]] = PLAIN
+                other_read[[one, other]] = read[[one, other]] != PLAIN
         inserts: dict[int, list[Insert]] = defaultdict(list)
         for j in np.flatnonzero(other_read).tolist():
             row, tensors = int(reader[j]), training.signatures[t.read_row[j]].tensors
@@ -102,6 +107,17 @@ def _counterparts(start: Int32s, old_start: Int32s, source: Int32s) -> tuple[Int
     old = old_start[source[row]] + place - start[row]
     inside = (source[row] >= 0) & (old < old_start[source[row] + 1])
     return row, np.where(inside, old, 0), inside
+
+
+def _read_with_workspace(t: GraphArrays, ops: AnyArray) -> list[tuple[int, int]]:
+    """List the reads of the images from which max poolings and their gradients compute.
+
+    The workspace that MKLDNN's max pooling leaves for its gradient has the layout of its image. The
+    gradient takes it for that of its own (``src/operator/nn/mkldnn/mkldnn_pooling.cc``).
+    """
+    start = t.read_start
+    rows = np.flatnonzero((ops == "_backward_Pooling") & (np.diff(start) == 5))
+    return [(int(start[t.read_row[start[r] + 4]]), int(start[r]) + 2) for r in rows]
 
 
 def _lay_out(step: StepGraph, row: int, k: int, plain: bool, have: int, usual: int) -> list[Insert]:

@@ -13,6 +13,8 @@ from memonger.costs.layouts import PLAIN, find_layouts
 from memonger.support.cache import forget
 from memonger.support.kernels import compiled, constant
 from memonger.graph.training import training_graph
+from memonger.schedules.execution.symbol import scheduled
+from drawn_schedules import nested, work_of
 from mixed_networks import KINDS
 from planned import assert_alike, forward, rules_of, run_code, with_marks
 from zoo import drawn
@@ -101,6 +103,19 @@ def test_pooling_to_one_number_has_a_gradient_in_other_blocks(pooling: Any) -> N
     names = [node.name for node, again in zip(rules.graph.nodes, rules.apply(wanted)) if again]
     assert names != ["second", "product"]
     assert_alike(symbol, with_marks(symbol, names), shapes)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4])
+def test_max_pooling_and_its_gradient_read_one_layout(seed: int) -> None:
+    """A sum of plain and blocked terms has the layout of what it overwrites, run by run."""
+    x = S.var("data")
+    for _ in range(2):
+        x = S.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1))
+    x = S.Pooling(S.zeros_like(x) + x, kernel=(2, 2), stride=(2, 2), pool_type="max")
+    symbol = S.MakeLoss(S.mean(S.square(S.FullyConnected(S.softsign(x), num_hidden=3))))
+    shapes = {"data": (4, 8, 6, 6)}
+    schedule = nested(work_of(symbol, shapes, symbol.list_arguments()), 3, seed)
+    assert_alike(symbol, scheduled(symbol, schedule), shapes)
 
 
 def test_the_remedies_are_named_where_nothing_is_left(caplog: pytest.LogCaptureFixture) -> None:
