@@ -17,7 +17,7 @@ enum { PLAIN = 0, BLOCKS = 1 }; /* the usual blocks of this CPU: of 16 channels,
 enum { NOT_IN_PLACE = -1, ADDED = -2 };
 enum { /* how the layout of an output comes about: ``layout_of_output`` in operators/layouts.py */
     KEEPS, ALWAYS_PLAIN, COPIES, SUMS, ALIKE, FIRST, PASSES,
-    NORM_GRADIENT, POOLING_GRADIENT, OTHER, CHOSEN, USUAL
+    NORM_GRADIENT, POOLING_GRADIENT, OTHER, IN_PLACE, CHOSEN, USUAL
 };
 enum { ANY_LAYOUT = -1 }; /* that is wanted; and of a read that does not run */
 

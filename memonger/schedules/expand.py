@@ -93,10 +93,12 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
     _, head_row, head_output = join_columns([heads], 2)
     overwriting = [r for r in network.walk if reads_overwritten(*training.signatures[r][:2])]
     blocked = any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes)
-    expected, in_place = None, {}
+    expected = None
+    in_place: dict[int, bool] = {}
     if blocked or overwriting:
         unplanned = replay(training, np.zeros(t.forward, dtype=np.bool_))
         expected = Expected(unplanned) if blocked else None
+        in_place = dict.fromkeys(expected.overwriting if expected else (), True)
         for row in overwriting:
             source, k = int(t.read_row[t.read_start[row]]), int(t.read_output[t.read_start[row]])
             read, written = unplanned.blocks[t.output_start[[source, row]] + [k, 0]]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memonger.costs import layouts as mkldnn
-from memonger.costs.layouts import ADDED, ANY_LAYOUT, NOT_IN_PLACE, PLAIN
+from memonger.costs.layouts import ADDED, ANY_LAYOUT, IN_PLACE, NOT_IN_PLACE, PLAIN
 from memonger.costs.replay import Replay
 from memonger.graph.arrays import GraphArrays, gather
 from memonger.graph.operators.layouts import AXES, LAYOUT_AWARE
@@ -55,6 +55,10 @@ class Expected:
         rows = np.flatnonzero(layouts.adding)
         self.added = rows[self.place[entries[t.read_start[rows] + 1]] == ADDED]
         self.matters = mkldnn.find_mattering(training, layouts, unplanned.order, entries)
+        in_place = (layouts.code == IN_PLACE) & (self.place != NOT_IN_PLACE)
+        rows = np.flatnonzero(in_place[t.output_start[:-1]])
+        #: Rows that can read their input only if they overwrite it.
+        self.overwriting = rows[self.read_layout[t.read_start[rows]] != PLAIN].tolist()
 
     def differences(self, step: Replay, source: Int32s) -> dict[int, list[Insert]]:
         """Return what to insert at each row of a training step for its layouts to be as expected.

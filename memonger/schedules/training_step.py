@@ -68,8 +68,8 @@ class Parts:
     adding: frozenset[VariantEntry]
     chained: Mapping[VariantEntry, int]
     left_out: frozenset[int]  # arguments whose gradient MKLDNN does not write
-    #: Rows with other results in place of what they read first (`reads_overwritten`), and whether
-    #: MXNet computes them so.
+    #: Rows with other results in place of what they read first, or with none apart from it, and
+    #: whether MXNet computes them so.
     in_place: Mapping[int, bool]
     expected: Expected | None  # layouts without a schedule; None if MKLDNN lays out no tensor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -14,7 +15,7 @@ from memonger.support.cache import forget
 from memonger.support.kernels import compiled, constant
 from memonger.graph.training import training_graph
 from memonger.schedules.execution.symbol import scheduled
-from drawn_schedules import nested, work_of
+from drawn_schedules import LEVELS, nested, work_of
 from mixed_networks import KINDS
 from planned import assert_alike, forward, rules_of, run_code, with_marks
 from zoo import drawn
@@ -116,6 +117,25 @@ def test_max_pooling_and_its_gradient_read_one_layout(seed: int) -> None:
     shapes = {"data": (4, 8, 6, 6)}
     schedule = nested(work_of(symbol, shapes, symbol.list_arguments()), 3, seed)
     assert_alike(symbol, scheduled(symbol, schedule), shapes)
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+def test_softmax_overwrites_blocks_as_without_a_plan(op: str) -> None:
+    """Apart from them MXNet dies. Its input is read again if the softmax runs again."""
+
+    def convolved(x: Any) -> Any:
+        return S.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1))
+
+    data = S.var("data")
+    x = S.BlockGrad(getattr(S, op)(convolved(data), name="softmax")) * convolved(data)
+    x = S.FullyConnected(S.softsign(convolved(x)), num_hidden=3)
+    symbol, shapes = S.MakeLoss(S.mean(S.square(x))), {"data": (4, 8, 6, 6)}
+    work = work_of(symbol, shapes, symbol.list_arguments())
+    for make, seed in itertools.product(LEVELS.values(), (1, 5)):
+        assert_alike(symbol, scheduled(symbol, make(work, seed)), shapes)
+    rules = rules_of(symbol, shapes)
+    mask = rules.apply(np.array([node.name == "softmax" for node in rules.graph.nodes]))
+    assert rules.allowed.any() and not mask.any()
 
 
 def test_the_remedies_are_named_where_nothing_is_left(caplog: pytest.LogCaptureFixture) -> None:

@@ -39,6 +39,9 @@ _POINTWISE = frozenset(("Activation", "LeakyReLU", "_backward_Activation", "_bac
 _PIECEWISE = frozenset(("leaky", "relu"))
 #: Those ``act_type`` that MKLDNN computes (``SupportMKLDNNAct``, ``SupportMKLDNNLeakyRelu``).
 _SUPPORTED = frozenset(("elu", "gelu", "leaky", "relu", "sigmoid", "softrelu", "tanh"))
+#: Those that MKLDNN computes along the last axis. They ask for an output in the blocks of their
+#: input, and get none (``src/operator/nn/mkldnn/mkldnn_softmax.cc``).
+_SOFTMAX = frozenset(("log_softmax", "softmax"))
 #: Number of inputs of Pooling's gradient -> those that MKLDNN reads: Pooling's input, whose layout
 #: decides on the computation, and the workspace.
 _POOLING_READS = {3: (1,), 5: (2, 4)}
@@ -51,7 +54,8 @@ def layout_of_output(
     """Return how output ``k``, a ``tensor``, gets its layout; ``data`` is the first input.
 
     ``costs.layouts.find_layout`` defines the words. 'usual' means the usual blocks, 'chosen' a
-    layout that does not depend on the inputs', 'other' one that does.
+    layout that does not depend on the inputs', 'other' one that does. So does 'in_place', and the
+    operator dies of a blocked input that it does not overwrite.
     """
     axes = len(tensor.shape)
     if op not in LAYOUT_AWARE or tensor.dtype != "float32" or op == "_backward_Concat":
@@ -70,6 +74,8 @@ def layout_of_output(
         return "alike"
     if op in _CHOOSE:
         return _convolution_layout(attrs, tensor, data) if op == "Convolution" else "chosen"
+    if op in _SOFTMAX and int(attrs.get("axis", "-1")) in (-1, axes - 1):
+        return "in_place"
     if k == 0 and axes == AXES:
         if op in ("BatchNorm", "_backward_BatchNorm") and attrs.get("axis", "1") == "1":
             return "passes" if op == "BatchNorm" else "norm_gradient"

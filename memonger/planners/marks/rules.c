@@ -108,7 +108,16 @@ static void keep_layouts(
         differs[j] = now >= 0 && usual >= 0 && now != usual;
         any_differs |= differs[j];
     }
-    if (!any_differs)
+    /* What must overwrite blocks, and cannot: something that is recomputed reads them later. */
+    for (int64_t i = 0; i < order.count; i++) {
+        int32_t row = order.at[i], out = t->output_start.at[row], j = t->read_start.at[row];
+        if (rule->layouts.code.at[out] == IN_PLACE && place.at[out] == NOT_IN_PLACE &&
+            rule->place.at[out] != NOT_IN_PLACE && read_layout.at[j] != PLAIN) {
+            keep_around(k, row);
+            keep_around(k, t->read_row.at[j]);
+        }
+    }
+    if (!any_differs || k->any)
         return;
     for (int64_t i = 0; i < order.count; i++) {
         int32_t row = order.at[i];
