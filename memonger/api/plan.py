@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import zip_longest
-from typing import Sequence
+from typing import Mapping, Sequence
 
 import numpy as np
 
@@ -366,15 +366,14 @@ def load_plan(
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
     content = _read_content(file)
-    saved, schedule = content["request"], None
+    saved, schedule = content["request"], _read_schedule(content)
     planned = mx.sym.load_json(saved["symbol"])
     shapes_of_plan = {name: tuple(shape) for name, shape in saved["spec"]["shapes"].items()}
     spec = InputSpec(shapes_of_plan, saved["spec"]["types"])
     if net is not None:
         planned = _with_variables_of(drop_old_types(check_symbol(net), spec), planned)
     bare = marks.clear(marks.unplan(planned))
-    if content["schedule"] is not None:
-        schedule = Schedule(np.array(content["schedule"], dtype=np.int32))
+    if schedule is not None:
         planned = scheduled(bare, schedule)
     request = Request(
         symbol=bare,
@@ -396,9 +395,24 @@ def load_plan(
             file,
             ", ".join(settings),
         )
-    values: dict[str, Json] = content["figures"]
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return Plan(symbol=planned, request=request, schedule=schedule, **values)
+    return Plan(symbol=planned, request=request, schedule=schedule, **_read_figures(content))
+
+
+def restore_plan(file: files.Path, request: Request) -> Plan:
+    """Read a plan that was saved for this request: the caller knows that it was.
+
+    Raises
+    ------
+    MemongerError
+        If the file cannot be read, or is damaged.
+    """
+    content = _read_content(file)
+    schedule, symbol = _read_schedule(content), request.symbol
+    if schedule is not None:
+        planned = scheduled(symbol, schedule)
+    else:
+        planned = _with_variables_of(symbol, mx.sym.load_json(content["request"]["symbol"]))
+    return Plan(symbol=planned, request=request, schedule=schedule, **_read_figures(content))
 
 
 def _list(names: Sequence[str]) -> str:
@@ -429,6 +443,17 @@ def _read_content(file: files.Path) -> dict[str, Json]:
     if digest != sha256(json.dumps(content, sort_keys=True).encode()).hexdigest():
         raise MemongerError(f"the plan {file!r} was changed later (its checksum differs); {remedy}")
     return dict(content)
+
+
+def _read_schedule(content: Mapping[str, Json]) -> Schedule | None:
+    operations = content["schedule"]
+    return None if operations is None else Schedule(np.array(operations, dtype=np.int32))
+
+
+def _read_figures(content: Mapping[str, Json]) -> dict[str, Json]:
+    """Read the fields of a Plan that are data, as `figures` returns them."""
+    pairs = content["figures"].items()
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in pairs}
 
 
 def _with_variables_of(net: Symbol, planned: Symbol) -> Symbol:

@@ -15,7 +15,7 @@ import os
 import stat
 from pathlib import Path
 
-from memonger.api.plan import Plan, load_plan
+from memonger.api.plan import Plan, restore_plan
 from memonger.costs.time.measured import describe_device
 from memonger.solve.options import Options
 from memonger.solve.request import Request, fingerprint
@@ -61,7 +61,7 @@ def read(file: Path, request: Request) -> Plan | None:
     """Read the plan of a request, if it is kept."""
     try:
         _check_owned(file.parent)
-        plan = load_plan(file, request.symbol, request.spec.shapes)
+        plan = restore_plan(file, request)
     except (OSError, MemongerError):
         return None
     with contextlib.suppress(OSError):  # a folder that cannot be written

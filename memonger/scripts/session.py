@@ -14,7 +14,7 @@ import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterator, MutableMapping, Sequence
+from typing import Any, Iterator, Mapping, MutableMapping, Sequence
 
 from memonger.api.plan import Plan, plan_of
 from memonger.api.report import check_report
@@ -179,7 +179,7 @@ class Session:
         name: str,
         place: str,
         net: Symbol,
-        shapes: object,
+        shapes: Keywords,
         lent: Lent | None = None,
         **keywords: Any,
     ) -> Plan:
@@ -190,9 +190,10 @@ class Session:
         if plan is not None:
             return plan
         start = time.monotonic()
+        place = f"{name} on {place}{_describe_inputs(net, shapes, keywords['grad_req'])}"
         # The timer's thread must not collect garbage: MXNet deadlocks if a thread frees executors
         # while another one trains with their parameters.
-        with no_collection(), self._announced(name, place):
+        with no_collection(), self._announced(place):
             try:
                 plan = self._kept_or_new(net, shapes, keywords, lent)
             except BudgetError as error:
@@ -209,21 +210,14 @@ class Session:
         self._found.put(key, plan)
         self.plans.append(plan)
         self._seconds += seconds
-        request = plan.request
-        trained = {n for n, gradient in request.grad_req.items() if gradient != "null"}
-        trained.update(request.symbol.list_auxiliary_states())
-        # In the network's order: a plan that was kept has them in another one.
-        names = [n for n in request.symbol.list_inputs() if n in request.spec.shapes]
-        inputs = [f"{n} {request.spec.shapes[n]}" for n in names if n not in trained]
-        place += f", {_some(inputs)}" if inputs else ""
-        log.info("%s on %s: %s; planned in %.1f s", name, place, self._figures(plan), seconds)
+        log.info("%s: %s; planned in %.1f s", place, self._figures(plan), seconds)
         return plan
 
     @contextlib.contextmanager
-    def _announced(self, name: str, place: str) -> Iterator[None]:
+    def _announced(self, network: str) -> Iterator[None]:
         """Log which network is being planned, if that takes long."""
-        text = "planning %s on %s; Ctrl-C ends the script, --patience 0.1 plans faster"
-        timer = threading.Timer(SILENCE, log.info, (text, name, place))
+        text = "planning %s; Ctrl-C ends the script, --patience 0.1 plans faster"
+        timer = threading.Timer(SILENCE, log.info, (text, network))
         timer.daemon = True
         timer.start()
         try:
@@ -309,6 +303,14 @@ class Session:
 
 def _name_of(symbol: Symbol) -> str:
     return symbol.name or _some(symbol.list_outputs())
+
+
+def _describe_inputs(net: Symbol, shapes: Keywords, requests: Mapping[str, str]) -> str:
+    """Describe the inputs of a bind that get no gradient, in the network's order."""
+    trained = {name for name, request in requests.items() if request != "null"}
+    trained.update(net.list_auxiliary_states())
+    names = [name for name in net.list_inputs() if name in shapes and name not in trained]
+    return f", {_some([f'{name} {shapes[name]}' for name in names])}" if names else ""
 
 
 def _some(names: Sequence[str]) -> str:
