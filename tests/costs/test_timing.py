@@ -110,7 +110,7 @@ def test_what_is_dear_on_a_cpu_is_cheap_on_a_gpu() -> None:
     relu, clip = map(list(training.names).index, ("relu", "clip"))
     on_cpu, on_gpu = (predict_times(training, device) for device in (NOMINAL_CPU, "T4"))
     assert on_cpu.forward[clip] > 5 * on_cpu.forward[relu]
-    assert on_cpu.gradient[clip] > 5 * on_cpu.gradient[relu]
+    assert on_cpu.gradient[clip] > 3 * on_cpu.gradient[relu]
     assert on_gpu.forward[clip] == on_gpu.forward[relu]
 
 
@@ -146,7 +146,7 @@ if "busy" in sys.argv:
 mx.nd.waitall()
 mx.profiler.set_state("stop")
 counts = [line.split() for line in mx.profiler.dumps().splitlines()]
-names = {words[0] for words in counts if len(words) == 7 and words[1].isdigit()}
+names = {words[0] for words in counts if len(words) == 6 and words[1].isdigit()}
 ran = {name for name in names if hasattr(mx.nd.op, name) or hasattr(mx.nd._internal, name)}
 grown = planned.process_mb("VmHWM") - before
 print(sorted(ran), grown, file=sys.stderr)
