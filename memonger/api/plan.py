@@ -286,9 +286,10 @@ class Plan(Reported):
         Returns
         -------
         float
-            As a share of a step's time without a plan; ``time_overhead`` where that is known.
+            As a share of a step's time without a plan; ``time_overhead`` where that is known, and
+            not ``measure``.
         """
-        if self.added_time is not None:
+        if self.added_time is not None and not measure:
             return self.added_time
         memory = self._memory
         timed_on = self.request.find_timed(self.options.get("gpu"), measure)

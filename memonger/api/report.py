@@ -156,7 +156,7 @@ def ordered(
         if facts_of(plan) not in facts:
             facts.add(facts_of(plan))
             distinct.append(plan)
-    times = {plan: plan.predict_time(bool(plan.options.get("measure"))) for plan in distinct}
+    times = {plan: plan.predict_time() for plan in distinct}
     distinct.sort(key=lambda plan: (times[plan], plan.pool_bytes))
     return Shown({plan: times[plan] for plan in distinct}, chosen, limit, network)
 
@@ -285,7 +285,7 @@ def _batch(batch: int, plan: Plan, network: str) -> dict[str, Json]:
     training = predict(plan.request).training
     timed_on = plan.request.find_timed(plan.options.get("gpu"), measure)
     step = float(find_times(training, timed_on).step)
-    figures = _figures(plan, plan.predict_time(measure), network)
+    figures = _figures(plan, plan.predict_time(), network)
     return {"batch": batch, "step_seconds": step, **figures}
 
 
