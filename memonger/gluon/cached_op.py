@@ -12,13 +12,13 @@ import numpy as np
 
 from memonger.api.plan import Plan
 from memonger.api.planning import plan
-from memonger.gluon import stub
+from memonger.gluon import tape
 from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused, reached
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.solve.options import Budget
 from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, said_by_mxnet
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import may_wait, mx
 from memonger.support.symbols import read
 from memonger.support.types import Context, Keywords, NDArray, Parameter, Symbol
 
@@ -117,6 +117,19 @@ class Pool:
         return runner
 
 
+class Asked(NamedTuple):
+    """The requests for the gradients of the parameters on a device."""
+
+    arrays: Arrays  # while they are here, no others have their ids
+    key: list[tuple[int, tape.Mark | None]]  # what they were then
+    requests: dict[str, str | None]
+
+
+def identify(arrays: Iterable[NDArray]) -> list[tuple[int, tape.Mark | None]]:
+    """Return what changes when other arrays, or other marks of them, take the places of these."""
+    return [(id(array), tape.mark_of(array)) for array in arrays]
+
+
 class PlannedOp:
     """A block's CachedOp that trains by a plan, and leaves all else to MXNet's own.
 
@@ -140,7 +153,11 @@ class PlannedOp:
         self._arguments = self._symbol.list_arguments()
         self._decisions: list[Decision] = []  # the strict ones come first
         self._run: dict[frozenset[str], frozenset[int]] = {}  # `Kind.run` by ``wanted``
-        self._pools: dict[Context, list[Pool]] = {}  # by device
+        #: By device, and by thread: to an executor MXNet gives the temporary space and the random
+        #: numbers of the thread that binds it (``ResourceManager::Get``). On another one, its
+        #: operators would wait for all that the first has pushed and that needs these too.
+        self._pools: dict[tuple[Context, threading.Thread], list[Pool]] = {}
+        self._asked: dict[Context, Asked] = {}  # the latest
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> object:
@@ -159,8 +176,11 @@ class PlannedOp:
             return self._usual(*arrays)  # MXNet refuses them
         self._await_calls(device)
         named = dict(zip(self._names, arrays))
-        on_tape = [n for n in self._inputs if stub.symbol_of(named[n].handle) is not None]
-        requests = self._requests(on_tape)
+        try:
+            requests = self._requests(named)
+        except MemongerError as error:
+            self._block.refuse(str(error))
+            return self._usual(*arrays)
         kind = self._kind(named, requests)
         if not kind.wanted:
             return self._usual(*arrays)
@@ -179,9 +199,10 @@ class PlannedOp:
 
         A gradient of these ``inputs`` is wanted too.
         """
-        kind = self._kind(arrays, self._requests(inputs))
+        requests = {**self._requests(arrays), **dict.fromkeys(inputs, tape.WRITE)}
+        kind = self._kind(arrays, requests)
         if not kind.wanted:  # then a plan can serve the gradients of the inputs alone
-            kind = self._kind(arrays, self._requests(self._inputs))
+            kind = self._kind(arrays, {**requests, **dict.fromkeys(self._inputs, tape.WRITE)})
         try:
             self._decide(arrays, kind)
         except (BudgetError, UnmatchedError):
@@ -189,14 +210,28 @@ class PlannedOp:
         except MemongerError as error:
             self._refuse(kind, error)
 
-    def _requests(self, inputs: Iterable[str] = ()) -> dict[str, str]:
-        """Return the request for the gradient of each argument; these inputs want theirs."""
-        requests = dict.fromkeys(self._arguments, "null")
-        requests.update({n: p.grad_req for n, p in self._parameters.items() if n in requests})
-        return {**requests, **dict.fromkeys(inputs, "write")}
+    def _requests(self, arrays: Arrays) -> dict[str, str]:
+        """Return the request for the gradient of each argument, as autograd's tape has it."""
+        ctx = arrays[self._names[0]].context
+        own = {name: arrays[name] for name in self._arguments if name in self._parameters}
+        asked = self._asked.get(ctx)
+        if asked is None or asked.key != identify(own.values()):
+            tape.learn_requests(own.values())
+            requests = {name: tape.request_of(array) for name, array in own.items()}
+            self._asked[ctx] = asked = Asked(own, identify(own.values()), requests)
+        for name, request in asked.requests.items():
+            if request is None:
+                raise MemongerError(
+                    f"{name!r} was marked (attach_grad, mark_variables) before its plan was asked "
+                    "for, and a thread that runs a Custom operator or an autograd.Function cannot "
+                    "wait to learn how; call the net once outside of them"
+                )
+        # A gradient is wanted of inputs that were marked unseen. It is added, which fits all.
+        inputs = {n: tape.request_of(arrays[n]) or tape.WRITE for n in self._inputs}
+        return {name: inputs.get(name) or asked.requests[name] or "" for name in self._arguments}
 
     def _kind(self, arrays: Arrays, requests: Requests) -> Kind:
-        wanted = frozenset(name for name, request in requests.items() if request != "null")
+        wanted = frozenset(name for name, request in requests.items() if request != tape.NULL)
         if wanted not in self._run:
             nodes = read(self._symbol)["nodes"]
             runs = (k for k, is_reached in enumerate(reached(nodes, wanted)) if is_reached)
@@ -264,19 +299,22 @@ class PlannedOp:
 
     def _free_pool(self, ctx: Context) -> Pool:
         """Return memory on a device that no call uses; there are as many pools as calls alive."""
-        if ctx not in self._pools:
+        key = ctx, threading.current_thread()
+        if key not in self._pools:
             devices = {device for p in self._parameters.values() for device in p.list_ctx()}
-            for left in self._pools.keys() - devices if devices else ():  # by reset_ctx
-                del self._pools[left]
-            self._pools[ctx] = []
-        pools = self._pools[ctx]
+            for device, thread in list(self._pools):
+                if (devices and device not in devices) or not thread.is_alive():  # by reset_ctx
+                    del self._pools[device, thread]
+            self._asked = {device: self._asked[device] for device in devices & self._asked.keys()}
+            self._pools[key] = []
+        pools = self._pools[key]
         free = next((pool for pool in pools if pool.is_free), Pool())
         for pool in pools:
             pool.idle += 1
         free.idle = 0
         # In a loop that needs all pools, none is idle for more calls than half of this.
         kept = [pool for pool in pools if pool.idle <= 2 * len(pools) or not pool.is_free]
-        self._pools[ctx] = kept if free in kept else [*kept, free]
+        self._pools[key] = kept if free in kept else [*kept, free]
         return free
 
     def _await_calls(self, ctx: Context) -> None:
@@ -285,10 +323,8 @@ class PlannedOp:
         Operators that have not run yet hold the tape. So in a loop that does not wait, calls that
         are never differentiated would each take a pool.
         """
-        pools = self._pools.get(ctx, [])
-        # In a Custom operator, which runs on a thread of MXNet's, the engine would wait for itself.
-        alien = isinstance(threading.current_thread(), threading._DummyThread)
-        if not pools or alien or any(pool.is_free for pool in pools):
+        pools = self._pools.get((ctx, threading.current_thread()), [])
+        if not pools or not may_wait() or any(pool.is_free for pool in pools):
             return
         mx.nd.waitall()
         for _ in range(5):

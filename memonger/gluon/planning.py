@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import inspect
@@ -11,15 +12,16 @@ from typing import Any, Callable, MutableMapping, TypeVar
 
 from memonger.api import planning
 from memonger.api.plan import Plan
-from memonger.gluon import autograd, stub
+from memonger.gluon import autograd, tape
 from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.gluon.sparse import planned_op
 from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
+from memonger.schedules.execution.arena import address
 from memonger.solve.options import AUTO, read_options
 from memonger.solve.request import NAMING
 from memonger.support.errors import MemongerError, said_by_mxnet
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import may_wait, mx
 from memonger.support.types import Block, Keywords, NDArray
 from memonger.support.versions import MXNET_ERRORS
 
@@ -238,14 +240,15 @@ def _plan_later(net: Block, block: PlannedBlock) -> None:
     # Inference leaves a convolution's weights in MKLDNN's layout. The first training step would
     # copy them, and what that frees would lie idle: 60 of 220 MB with ResNet-50. Inference lays
     # weights out by an operator that it pushes when it runs, so waiting for them is not enough.
-    mx.nd.waitall()
+    arrays: list[NDArray] = []
     for parameter in net.collect_params().values():
-        try:
-            arrays = parameter.list_data()
-        except MXNET_ERRORS:  # not initialized yet, or sparse
-            continue
+        with contextlib.suppress(*MXNET_ERRORS):  # not initialized yet, or sparse
+            arrays += parameter.list_data()
+    tape.learn_requests(arrays)
+    if may_wait():
+        mx.nd.waitall()
         for array in arrays:
-            stub.address(array)
+            address(array)
     _blocks[net] = block
     weakref.finalize(net, free_unused)
 
@@ -295,6 +298,7 @@ def _plan_now(net: Block, shapes: object, keywords: Keywords, type_dict: object)
 def _install() -> None:
     """Put a `PlannedOp` where Gluon has made the CachedOp of a planned block, from now on."""
     autograd.install()
+    tape.install()
     classes = [mx.gluon.HybridBlock]
     for kind in classes:  # those that ``mx.util.use_np`` has decorated have methods of their own
         classes += kind.__subclasses__()

@@ -1,7 +1,7 @@
 """A plan that is bound to a block's own arrays, for inputs of some shapes on one device.
 
 Its executor computes from ``Parameter.data()`` and the running statistics, and writes gradients
-to ``Parameter.grad()``; the tape has a `Stub` of it.
+where the tape wants them; the tape has a `Stub` of it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Callable, Container, Iterable, Iterator, Mappi
 
 import numpy as np
 
-from memonger.gluon import autograd, stub
+from memonger.gluon import autograd, stub, tape
 from memonger.graph.operators.recompute import draws
+from memonger.schedules.execution.arena import address
 from memonger.schedules.execution.executor import ScheduledExecutor
+from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx, without_notices
 from memonger.support.signals import signals_put_off
 from memonger.support.symbols import attributes, read
-from memonger.support.types import Executor, Json, NDArray, Parameter, Symbol
+from memonger.support.types import Context, Executor, Json, NDArray, Parameter, Symbol
 
 if TYPE_CHECKING:
     Arrays = Mapping[str, NDArray]  # by the names of inputs, of arguments or of states
@@ -51,7 +53,7 @@ def _leave(thread: threading.Thread, executor: Executor) -> None:
 
 def free_unused() -> None:
     """Release executors that this thread bound and autograd no longer needs."""
-    stub.release()
+    tape.release()
     here = threading.current_thread()
     for entry in list(_left):
         if entry[0] is here or not entry[0].is_alive():
@@ -65,6 +67,23 @@ def reached(nodes: Iterable[Mapping[str, Json]], wanted: Container[str]) -> list
     for node in nodes:
         depends.append(node["name"] in wanted or any(depends[k] for k, *_ in node["inputs"]))
     return depends
+
+
+def bind(
+    symbol: Symbol,
+    ctx: Context,
+    arrays: Arrays,
+    gradients: Arrays,
+    requests: Requests,
+    lent: Executor | None,
+) -> Executor:
+    """Bind a planned symbol to arrays of its arguments and states that do not overlap."""
+    if not isinstance(symbol, ScheduledSymbol):
+        with environment(), without_notices():  # a CachedOp has none
+            return symbol.bind(ctx, arrays, gradients, requests, arrays, shared_exec=lent)
+    arguments = {name: arrays[name] for name in symbol.list_arguments()}
+    states = {name: arrays[name] for name in symbol.list_auxiliary_states()}
+    return symbol.bind_apart(ctx, (arguments, dict(gradients), states), requests, lent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +133,7 @@ class Call:
         self.last: NDArray = mx.nd.zeros((1,), runner.ctx)
         self._gradient = mx.nd.empty((1,), runner.ctx)
         #: Of the gradient of ``last``, which takes its memory here, not on a thread of the engine.
-        self.address = stub.address(self._gradient)
+        self.address = address(self._gradient)
         mx.autograd.mark_variables([self.last], [self._gradient], "write")
         #: A backward pass that differentiates these makes this call's gradients.
         self.variables: list[NDArray] = [*runner.results, self.last]
@@ -141,9 +160,17 @@ class Runner:
             name: array if name in graph.parameters else mx.nd.zeros_like(array.as_nd_ndarray())
             for name, array in arrays.items()
         }
-        written = (name for name in self._wanted_names if requests[name] == "write")
-        own = {n: graph.parameters[n].grad(self.ctx) for n in written if n in graph.parameters}
-        self._own = {name: array for name, array in own.items() if array.stype == "default"}
+        self._marks = self._marks_of(arrays)
+        own = {name: arrays[name].grad for name in self._marks}
+        sparse = {name for name, array in own.items() if array.stype != "default"}
+        for name in sparse:
+            if requests[name] != tape.WRITE:
+                raise MemongerError(
+                    f"the gradient of {name!r} is added to an array that is stored as "
+                    f"{own[name].stype}, which no plan does; mark it with a dense array"
+                )
+        #: The arrays of the parameters' gradients, where the executor writes these at once.
+        self._own = {n: a for n, a in own.items() if requests[n] == tape.WRITE and n not in sparse}
         # Of mx.nd, whose operators take no arrays of mx.np; MXNet looks up arguments in these, and
         # auxiliary states.
         bound = {name: array.as_nd_ndarray() for name, array in self._bound.items()}
@@ -151,10 +178,7 @@ class Runner:
         others = [name for name in self._wanted_names if name not in gradients]
         gradients.update({name: mx.nd.zeros_like(bound[name]) for name in others})
         grad_req = {name: "write" if name in gradients else "null" for name in requests}
-        with environment(), without_notices():  # a CachedOp has none
-            self.executor = graph.symbol.bind(
-                self.ctx, bound, gradients, grad_req, bound, shared_exec=lent
-            )
+        self.executor = bind(graph.symbol, self.ctx, bound, gradients, grad_req, lent)
         # The finalizer holds the executor, or Python's gc would free it with this object.
         weakref.finalize(self, _leave, threading.current_thread(), self.executor)
         is_ours = isinstance(self.executor, ScheduledExecutor)
@@ -162,7 +186,7 @@ class Runner:
         # Handles of our own, as variables; the tape puts the gradients of the outputs there.
         self.results = [output.detach() for output in self.executor.outputs]
         mx.autograd.mark_variables(self.results, [*map(mx.nd.zeros_like, self.results)], "write")
-        adds = [name in self._inputs for name in self._wanted_names]
+        adds = [name not in self._own and name not in sparse for name in self._wanted_names]
         self._stub = stub.Stub(self.ctx, adds, len(self.results), self._on_gradient, graph.is_np)
         self._np_shape = mx.util.is_np_shape()  # it may be off where the backward pass is run
         self.call: Callable[[], Call | None] = lambda: None  # the latest, while the tape has it
@@ -174,10 +198,14 @@ class Runner:
         self._heads: dict[int, NDArray] = {}  # the gradients of the outputs
 
     def is_bound_to(self, arrays: Arrays) -> bool:
-        """Tell whether these are still the parameters' arrays, and the gradients' too."""
-        parameters = self.graph.parameters
-        same = all(arrays[name] is self._bound[name] for name in parameters)
-        return same and all(parameters[n].grad(self.ctx) is array for n, array in self._own.items())
+        """Tell whether these are still the parameters' arrays, and their gradients' too."""
+        same = all(arrays[name] is self._bound[name] for name in self.graph.parameters)
+        return same and self._marks_of(arrays) == self._marks
+
+    def _marks_of(self, arrays: Arrays) -> dict[str, tape.Mark | None]:
+        """Return the marks of the parameters whose gradients are wanted."""
+        names = (name for name in self._wanted_names if name in self.graph.parameters)
+        return {name: tape.mark_of(arrays[name]) for name in names}
 
     def _run_forward(self) -> None:
         # If a block is called twice, several executors move its statistics.
@@ -195,7 +223,7 @@ class Runner:
             self.call = weakref.ref(call)
         self._begin()
         others = [arrays[name] for name in self._wanted_names]
-        lease = stub.hold(self.ctx, call)
+        lease = tape.hold(self.ctx, call)
         outputs = self._stub(others, lease, self.results, call.last)
         for k, name in self.graph.passed.items():  # which share memory, as those of a CachedOp
             shared = arrays[name].detach().as_nd_ndarray()
@@ -228,7 +256,7 @@ class Runner:
     def _finish(self, last: NDArray) -> None:
         """Run the backward pass, and put the gradients where the tape wants them."""
         call, partial = self.call(), autograd.backward_pass.is_partial
-        if call is None or not (partial or stub.address(last) == call.address):
+        if call is None or not (partial or address(last) == call.address):
             raise MemongerError(STALE)
         if not mx.autograd.is_training():
             raise MemongerError(
@@ -245,18 +273,20 @@ class Runner:
         with self._kept() if partial else contextlib.nullcontext():
             self.executor.backward([self._heads[k] for k in range(len(self.results))])
             touch(self._states)
-            self._deliver(partial)
+            self._deliver()
         call.spent = True  # last, for another thread may take the memory from here on
 
-    def _deliver(self, partial: bool) -> None:
+    def _deliver(self) -> None:
         """Put the executor's gradients into the arrays in which the tape wants them."""
-        gradients, parameters = self.executor.grad_dict, self.graph.parameters
+        gradients = self.executor.grad_dict
         copies: dict[object, list[tuple[NDArray, NDArray]]] = {}  # by type
         for name, array in self._gradients.items():
-            if name not in parameters or (parameters[name].grad_req == "add" and not partial):
+            if array.stype != "default":
+                gradients[name].copyto(array)
+            elif name not in self._own:
                 # The stub's gradient has written or added zeros there (see `stub.stub_symbol`).
                 array += gradients[name]
-            elif array.shape == () or array.stype != "default":
+            elif array.shape == ():
                 # MKLDNN, and so the operator below, knows no arrays without axes.
                 gradients[name].copyto(array)
             elif array.size:

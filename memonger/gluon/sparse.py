@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple, Sequence
 
-from memonger.gluon import stub
+from memonger.gluon import tape
 from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.runner import reached
 from memonger.graph.inputs import read_shapes
@@ -158,7 +158,7 @@ class SplitOp(PlannedOp):
             return self._whole(*arrays)
         named = dict(zip(self._all_names, arrays))
         for name in self._shared:
-            if stub.symbol_of(named[name].handle) is not None:
+            if tape.request_of(named[name]) != tape.NULL:
                 # The terms of its gradient would be added in another order.
                 self._block.refuse(
                     f"{name!r}, of which a gradient is wanted, is read by operators with sparse "

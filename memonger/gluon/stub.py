@@ -18,90 +18,20 @@ import ctypes
 import weakref
 from typing import TYPE_CHECKING, Callable, Sequence
 
+from memonger.gluon.tape import LIB, check_call
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import load_nodes
 from memonger.support.types import Context, Json, NDArray, Symbol
 
 if TYPE_CHECKING:
-    from memonger.gluon.runner import Call
-
     #: Called in the backward pass with the kind of an input of the stub, its number among these,
     #: and the array of its gradient.
     Listener = Callable[[str, int, NDArray], None]
 
-LIB, check_call = mx.base._LIB, mx.base.check_call
 
 _HOOK = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p
 )
-_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int)  # as ``src/c_api/c_api_function.cc`` casts them
-
-_libc = ctypes.CDLL(None)
-_held: list[_Held] = []
-
-
-def symbol_of(handle: object) -> Symbol:
-    """Return the symbol of what an array was computed from, or None if it is not on the tape."""
-    symbol = mx.base.SymbolHandle()
-    if LIB.MXAutogradGetSymbol(handle, ctypes.byref(symbol)) != 0:
-        return None
-    return mx.sym.Symbol(symbol)
-
-
-def address(array: NDArray) -> int:
-    """Return where an array lies, as rows; it must be new or allocated, and no part of another."""
-    pointer = ctypes.c_void_p()
-    check_call(LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    return pointer.value or 0
-
-
-class _Held:
-    """A call that the tape holds, and the custom function by which it does so.
-
-    MXNet calls back when it deletes a custom function (``CustomFunctionParam`` in
-    ``src/c_api/c_api_function.cc``), often on a thread of its engine. This only posts a semaphore.
-    Python might free an executor there, and the engine might wait for ever (see ``_leave`` in
-    ``runner.py``).
-    """
-
-    never = _CALLBACK(lambda: 0)  # the function is not differentiated
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.semaphore = (ctypes.c_long * 4)()  # C's ``sem_t``; zeros are a new one
-        functions = [self.never, ctypes.cast(_libc.sem_post, _CALLBACK)]
-        states = [None, ctypes.cast(self.semaphore, ctypes.c_void_p)]
-        self.record = mx.base.MXCallbackList(
-            ctypes.c_int(2),
-            ctypes.cast(mx.base.c_array(_CALLBACK, functions), ctypes.POINTER(_CALLBACK)),
-            ctypes.cast(mx.base.c_array(ctypes.c_void_p, states), ctypes.POINTER(ctypes.c_void_p)),
-        )
-
-
-def hold(ctx: Context, call: Call) -> NDArray:
-    """Make an array that keeps a call alive for as long as it is on the tape, until `release`.
-
-    It is an output of a custom function that is never differentiated.
-    """
-    with mx.autograd.pause():
-        source, lease, unused = (mx.nd.zeros((1,), ctx) for _ in range(3))
-    mx.autograd.mark_variables([source], [unused], "null")
-    held = _Held(call)
-    handles, record = mx.base.c_handle_array, ctypes.byref(held.record)
-    _held.append(held)
-    # MXNet reads the record when it deletes the function, maybe after Python has ended.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
-    check_call(LIB.MXCustomFunctionRecord(1, handles([source]), 1, handles([lease]), record))
-    return lease
-
-
-def release() -> list[Call]:
-    """Forget the calls that the tape has let go of; return those that it holds."""
-    for held in list(_held):
-        if _libc.sem_trywait(held.semaphore) == 0:  # once, when the tape has let go of it
-            _held.remove(held)
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(held))
-    return [held.call for held in list(_held)]
 
 
 class Stub:

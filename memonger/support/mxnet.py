@@ -167,6 +167,26 @@ def binds_for_itself() -> bool:
     return getattr(_BLOCKS, "depth", 0) > 0
 
 
+def may_wait() -> bool:
+    """Tell whether this thread may wait for MXNet's engine.
+
+    Custom operators and ``autograd.Function`` run on threads of MXNet's, which Python has not
+    started (``CustomOperator`` in ``src/operator/custom/custom-inl.h``). What a user's thread has
+    pushed may wait for their results, so there a wait for the engine may never end.
+    """
+    return not isinstance(threading.current_thread(), threading._DummyThread)
+
+
+def wait_for_engine(purpose: str) -> None:
+    """Wait until MXNet's engine has nothing to do; refuse where that may never be."""
+    if not may_wait():
+        raise MemongerError(
+            f"{purpose} waits for MXNet's engine, which may itself wait for this thread (that of a "
+            "Custom operator or an autograd.Function); do it on a thread of your own"
+        )
+    sys.modules["mxnet"].nd.waitall()
+
+
 def _chosen_build() -> str | None:
     """Return the wheel that ``import mxnet`` takes, or None; refuse one installed over another."""
     spec = PathFinder.find_spec("mxnet")  # `_Preparation`, which calls this, is no part of it

@@ -17,7 +17,7 @@ import numpy as np
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.training_step import ALIGNMENT
 from memonger.support.errors import MemongerError, in_words, said_by_mxnet
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import may_wait, mx
 from memonger.support.types import Context, Executor, NDArray
 
 T = TypeVar("T")
@@ -59,7 +59,8 @@ class Arena(Generic[T]):
         if self._array is not None and self._array.size < self.nbytes // 8:
             self.calls.clear()
             self._array = self.last_pass = None
-            mx.nd.waitall()  # until it is free
+            if may_wait():
+                mx.nd.waitall()  # until it is free
         if self._array is None:
             try:
                 self._array = mx.nd.empty((self.nbytes // 8,), self.ctx, dtype="float64")

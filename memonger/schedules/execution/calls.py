@@ -28,7 +28,7 @@ from memonger.schedules.execution.arena import address, array_at
 from memonger.schedules.training_step import TrainingStep
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.kernels import compiled
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import mx, wait_for_engine
 from memonger.support.types import NDArray
 from memonger.support.versions import invoke
 
@@ -324,7 +324,7 @@ class BoundCalls:
                 call = self._calls[int(np.searchsorted(self._ends, failed, side="right"))]
                 raise MemongerError(f"the step of a schedule failed at {call}: {said}")
             if alone:
-                mx.nd.waitall()
+                wait_for_engine("a schedule under a profiler with aggregate_stats")
 
 
 class _Recording:

@@ -14,7 +14,7 @@ from memonger.graph.operators.gradients import Attrs
 from memonger.graph.operators.recorded import LEGACY
 from memonger.schedules.execution.calls import Call, Place, creator
 from memonger.schedules.training_step import OURS, TrainingStep
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import mx, wait_for_engine
 from memonger.support.symbols import load_nodes
 from memonger.support.types import NDArray
 
@@ -65,7 +65,7 @@ class Monitor:
     def _show(self, name: str, array: NDArray) -> None:
         # A copy, for what comes next may overwrite it; the callback frees its handle.
         copy = array.copy()
-        copy.wait_to_read()
+        wait_for_engine("a monitor of a schedule")
         handle, copy.handle = copy.handle, mx.base.NDArrayHandle()
         self._callback(name.encode(), handle.value)
 

@@ -29,7 +29,7 @@ from memonger.schedules.schedule import Schedule
 from memonger.schedules.training_step import TrainingStep
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
-from memonger.support.mxnet import environment, mx
+from memonger.support.mxnet import environment, mx, wait_for_engine
 from memonger.support.types import Context, Executor, Int32s, NDArray, Symbol
 from memonger.support.versions import json_of
 
@@ -249,16 +249,27 @@ class ScheduledSymbol(mx.sym.Symbol):
         executor.refuse_sparse({n: a.stype for n, a in [*arguments.items(), *grads.items()]})
         written = {name: array for name, array in grads.items() if requests[name] != "null"}
         refuse_overlaps(written, {**arguments, **aux})
+        return self.bind_apart(ctx, (arguments, grads, aux), requests, shared_exec)
+
+    def bind_apart(
+        self,
+        ctx: Context,
+        arrays: tuple[Arrays, Arrays, Arrays],
+        requests: Mapping[str, str],
+        shared_exec: Executor | None,
+    ) -> ScheduledExecutor:
+        """Bind to dense arguments, gradients and states, of which no two overlap; never wait."""
+        arguments = arrays[0]
         types = {n: np.dtype(a.dtype).name for n, a in arguments.items()}
         shapes = {n: a.shape for n, a in arguments.items()}
         graph = forward_graph(self, InputSpec(shapes, types))
-        return ScheduledExecutor(self, ctx, graph, (arguments, grads, aux), requests, shared_exec)
+        return ScheduledExecutor(self, ctx, graph, arrays, requests, shared_exec)
 
 
 def refuse_overlaps(grads: Arrays, inputs: Arrays) -> None:
     """Refuse gradients whose memory is also that of another one, or of an input."""
     # A schedule writes each as soon as it can; inputs, and what a sum begins with, are read later.
-    mx.nd.waitall()  # for the addresses
+    wait_for_engine("a schedule that is bound to given arrays")  # their addresses must not change
     spans = []
     for what, arrays in ("input", inputs), ("gradient of", grads):
         for name, array in arrays.items():
