@@ -14,7 +14,9 @@ from mxnet.contrib import amp
 
 import scenarios_of_changes as changes
 import scenarios_of_devices as devices
+import scenarios_of_functions as functions
 import scenarios_of_loops  # noqa: F401  which fill SCENARIOS
+import scenarios_of_marks  # noqa: F401
 import scenarios_of_networks as networks
 import scenarios_of_np as of_np
 from blocks import HOWS, LOSS, Arrays, Prepare, Residual, Transformer
@@ -109,6 +111,9 @@ PROCESSES = {
         {"MXNET_ENGINE_TYPE": "NaiveEngine"},
     ),
     "no MKLDNN": Process([(a_weight_frozen_without_mkldnn, MARKS)], {"MXNET_MKLDNN_ENABLED": "0"}),
+    "custom functions": Process(
+        [(functions.checkpointed_by_hand, BOTH), (functions.perceptual_loss, BOTH)]
+    ),
     "forks": Process([(devices.workers_forked_in_mid_step, MARKS)]),
     "mx.np": Process(
         [(of_np.residual_network, BOTH), (of_np.scalars, BOTH)],
