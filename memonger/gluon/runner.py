@@ -21,7 +21,7 @@ from memonger.schedules.execution.arena import address
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.support.errors import MemongerError
-from memonger.support.mxnet import environment, mx, without_notices
+from memonger.support.mxnet import environment, may_wait, mx, without_notices
 from memonger.support.signals import signals_put_off
 from memonger.support.symbols import attributes, read
 from memonger.support.types import Context, Executor, Json, NDArray, Parameter, Symbol
@@ -77,8 +77,8 @@ def bind(
     requests: Requests,
     lent: Executor | None,
 ) -> Executor:
-    """Bind a planned symbol to arrays of its arguments and states that do not overlap."""
-    if not isinstance(symbol, ScheduledSymbol):
+    """Bind a planned symbol to arrays of its arguments and states."""
+    if may_wait() or not isinstance(symbol, ScheduledSymbol):  # it waits to see that none overlap
         with environment(), without_notices():  # a CachedOp has none
             return symbol.bind(ctx, arrays, gradients, requests, arrays, shared_exec=lent)
     arguments = {name: arrays[name] for name in symbol.list_arguments()}

@@ -18,6 +18,7 @@ from memonger.support.kernels import compiled
 
 from drawn_schedules import LEVELS, work_of
 from zoo import DETECTION, OUTPUTS, TINY, drawn
+from interrupting import interrupted
 from operator_cases import CASES, SMALL_SHAPES, small_net
 from planned import assert_alike, elsewhere, positive, process_mb
 
@@ -319,3 +320,31 @@ def test_a_larger_step_that_is_bound_between_the_passes_changes_nothing() -> Non
             with pytest.raises(memonger.MemongerError, match="has overwritten its results"):
                 executor.backward()
     assert all(map(np.array_equal, *gradients))
+
+
+def interrupt_everywhere() -> int:
+    """Press Ctrl-C at entries of functions in a second step, then drop its memory; count these."""
+    x = S.Variable("data")
+    for _ in range(3):
+        x = S.L2Normalization(S.tanh(x))  # whose gradient autograd computes
+    network, shapes = S.MakeLoss(S.sum(x)), {"data": (512, 512)}
+    symbol, moment, entered = planned((network, shapes), "plain"), 0, 1
+    while moment < entered:
+        executor = symbol.simple_bind(mx.cpu(), **shapes)
+
+        def step(executor: Any = executor) -> None:
+            executor.forward(is_train=True)
+            executor.backward()
+
+        step()
+        raised, count = interrupted(step, moment)
+        assert raised == (moment > 0)
+        moment, entered = moment + 4, max(entered, count)
+        del executor, step
+        mx.nd.waitall()
+    return entered
+
+
+def test_an_interrupted_step_writes_to_no_memory_that_is_free() -> None:
+    entered, _ = elsewhere(interrupt_everywhere)
+    assert entered > 50

@@ -17,6 +17,7 @@ from memonger.schedules.execution.monitor import Callback, Monitor
 from memonger.schedules.execution.plain import PlainNetwork
 from memonger.support.errors import MB, MemongerError
 from memonger.support.mxnet import mx
+from memonger.support.signals import signals_put_off
 from memonger.support.types import Context, NDArray, Symbol
 
 if TYPE_CHECKING:
@@ -205,6 +206,9 @@ class ScheduledExecutor(mx.executor.Executor):
             else:
                 source.copyto(array)
 
+    # What autograd computes runs outside of bulks. If Ctrl-C came before the bulk that follows it,
+    # it might write to the arena's memory when that is free (`calls`).
+    @signals_put_off()
     def _run(self, first: int, stop: int, is_train: bool) -> None:
         # Only a forward pass takes a larger arena that has been reserved meanwhile.
         calls = self._ready() if first == 0 else self.arena.calls[self]
