@@ -238,7 +238,7 @@ def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
     ours = [i for i, n in enumerate(nodes) if not n.is_inserted]
     late = len(nodes) if plan.request.until is None else ours[plan.request.until]
     kept = {ours[k] for k in plan.request.keep.nodes}
-    has_budget, word = plan.added_time is not None, "mark" if plan.planner == "chen2016" else "cut"
+    has_budget, word = "budget" in plan.options, "mark" if plan.planner == "chen2016" else "cut"
     readers, negligible = _readers(memory), int(memory.live[peak]) / 1000
 
     def some(operators: Iterable[int]) -> str:

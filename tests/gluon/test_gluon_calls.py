@@ -103,9 +103,9 @@ def chain(depth: int = 24) -> Any:
     return initialized(net)
 
 
-def test_a_block_is_planned_by_marks_and_with_a_budget_by_either() -> None:
-    marks = plan_of(planned(chain(), data=(1024, 8)))
-    assert marks.schedule is None and marks.added_time is None
+def test_a_block_is_planned_by_marks_if_asked_and_with_a_budget_by_a_schedule() -> None:
+    marks = plan_of(planned(chain(), data=(1024, 8), how="marks"))
+    assert marks.schedule is None and marks.recomputed
     budget = 0.9 * marks.pool_bytes / marks.unplanned_bytes
     with pytest.raises(memonger.BudgetError):
         planned(chain(), data=(1024, 8), budget=budget, how="marks")
