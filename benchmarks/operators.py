@@ -41,7 +41,6 @@ from memonger.graph.read import forward_graph  # noqa: E402
 from memonger.graph.training import TrainingGraph, training_graph  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-import mixed_networks  # noqa: E402
 import networks  # noqa: E402
 from common import check_names, machine  # noqa: E402
 from step import trained  # noqa: E402
@@ -60,9 +59,7 @@ NETWORKS: dict[str, Any] = {
     "lstm-wide": functools.partial(
         networks.lstm, 2, steps=20, batch=256, hidden=256, labels=100, use_loss=False
     ),
-    "transformer": functools.partial(networks.transformer, batch=4),
-    "efficientnet": functools.partial(mixed_networks.efficientnet, 64, 64),
-    "deeplab": functools.partial(mixed_networks.deeplab, 64, 64),
+    "transformer": functools.partial(networks.transformer, 2, batch=8, steps=128, vocabulary=1000),
 }
 
 
