@@ -36,7 +36,7 @@ from memonger.support.versions import json_of
 
 log = logging.getLogger("memonger")
 
-KIND, FORMAT = "memonger plan", 2  # of what is written
+KIND, FORMAT = "memonger plan", 3  # of what is written
 FEW = 3  # names that are printed
 GROUPS = 4  # of tensors that are printed
 
@@ -66,11 +66,11 @@ class Plan(Reported):
         cuDNN's workspaces, what CUDA takes for itself. Unless ``ctx`` is a GPU, pointwise fusion is
         not in it either, with which ``copies`` take memory of their own (ResNet-50 v1: 9 % more).
     held_bytes, unplanned_held_bytes : int
-        What operators hold beside the pool for the life of the executor: the reserve spaces of
-        ``RNN`` (cuDNN's as they were once measured); on the CPU plain copies of MKLDNN's blocks.
+        What operators hold beside the pool, with the plan and without (no plan changes it): the
+        reserve spaces of ``RNN`` (cuDNN's as they were once measured). What the operators of
+        oneDNN (MKLDNN) hold on the CPU is not counted.
     temporary_bytes : int
-        The largest temporary space that an operator is known to use; all share one. On the CPU
-        it has the copies of MKLDNN's own operators.
+        The largest temporary space that an operator is known to use; all share one.
     recompute_overhead : float
         Work added to a step, as a share of the forward FLOPs. Old name: ``recomputed_flops``.
     kept, recomputed : tuple of str
@@ -113,7 +113,6 @@ class Plan(Reported):
     device_bytes: int
     unplanned_device_bytes: int
     held_bytes: int
-    unplanned_held_bytes: int
     temporary_bytes: int
     recomputed_flops: float
     kept: tuple[str, ...]
@@ -135,6 +134,7 @@ class Plan(Reported):
 
     recompute_overhead = property(lambda self: self.recomputed_flops, doc="See `Plan`.")
     time_overhead = property(lambda self: self.added_time, doc="See `Plan`.")
+    unplanned_held_bytes = property(lambda self: self.held_bytes, doc="See `Plan`.")
     gradient_bytes = property(lambda self: 0, doc="See `Plan`.")
 
     @property
@@ -180,9 +180,8 @@ class Plan(Reported):
             "device": f"{in_words(self.device_bytes)} of {'the CPU' if is_cpu else 'a GPU'}, "
             f"{in_words(self.unplanned_device_bytes)} without a plan: the pool, parameters, their "
             "gradients and inputs" + ("" if is_cpu else ", in MXNet's blocks"),
-            "held": f"{in_words(self.held_bytes)} of it are held by operators, "
-            f"{in_words(self.unplanned_held_bytes)} without a plan"
-            if self.held_bytes or self.unplanned_held_bytes
+            "held": f"{in_words(self.held_bytes)} of it are held by operators, with any plan"
+            if self.held_bytes
             else "",
             "shared": f"{in_words(self.temporary_bytes)} of it are temporary space, which "
             "operators share"
@@ -507,9 +506,8 @@ def plan_of(solution: Solution) -> Plan:
         symbol=solution.symbol,
         unplanned_bytes=unplanned.pool_bytes,
         unplanned_device_bytes=unplanned.device_bytes,
-        held_bytes=memory.taken.nbytes,
-        unplanned_held_bytes=unplanned.taken.nbytes,
-        temporary_bytes=memory.taken.temporary,
+        held_bytes=memory.held.nbytes,
+        temporary_bytes=memory.held.temporary,
         kept=tuple(name for name, recomputed in masked if not recomputed),
         recomputed=tuple(name for name, recomputed in masked if recomputed),
         copies=tuple(name for new in inserted.values() for name, *_ in new),

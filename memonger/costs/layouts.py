@@ -32,8 +32,7 @@ ANY_LAYOUT = constant("ANY_LAYOUT")  # instead of a layout that is wanted
 NOT_IN_PLACE, ADDED = constant("NOT_IN_PLACE"), constant("ADDED")
 
 #: How the layout of an output comes about (`layout_of_output`).
-KEEPS, ALWAYS_PLAIN, IN_PLACE = map(constant, ("KEEPS", "ALWAYS_PLAIN", "IN_PLACE"))
-CHOSEN, USUAL = map(constant, ("CHOSEN", "USUAL"))
+IN_PLACE, CHOSEN, USUAL = map(constant, ("IN_PLACE", "CHOSEN", "USUAL"))
 
 #: Of a signature, as in `LayoutArrays`: code and number, shows and plays.
 Facts = Tuple[List[int], List[int], Sequence[bool], Sequence[bool]]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -51,8 +50,6 @@ class Timeline:
 @dataclass(frozen=True)
 class Replay:
     """What MXNet's planner makes of one training graph."""
-
-    keeps_state: ClassVar[bool] = True  # whether operators do (``costs.held.refine_held``)
 
     training: StepGraph
     recomputed: Bools  # of each forward node: whether it carries ``force_mirroring``

@@ -220,7 +220,6 @@ class TrainingStep(StepGraph):
 class Placed(Replay):
     """The memory of a training step: blocks in an arena, and the arrays of the outputs."""
 
-    keeps_state = False
     training: TrainingStep
 
     @property

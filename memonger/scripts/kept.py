@@ -21,7 +21,7 @@ from memonger.solve.options import Options
 from memonger.solve.request import Request, fingerprint
 from memonger.support import cache
 from memonger.support.errors import MemongerError
-from memonger.support.mxnet import has_avx2, mx
+from memonger.support.mxnet import mx
 from memonger.support.symbols import read as read_graph
 from memonger.support.types import Json
 
@@ -39,7 +39,6 @@ def file_of(request: Request, options: Options) -> Path:
         request.recompute.patterns,
         timed_on.sheet,
         timed_on.ctx and describe_device(timed_on.ctx),
-        has_avx2(),
         _installed(),
     ]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -10,7 +10,7 @@ import numpy as np
 
 from memonger.costs.bind import bind, has_mkldnn, read_planned_mb
 from memonger.costs.fusion import replay_fused
-from memonger.costs.held import NOTHING, Held, count_device_bytes, refine_held
+from memonger.costs.held import NOTHING, Held, count_device_bytes
 from memonger.costs.replay import Replay, Timeline, replay
 from memonger.costs.time.flops import count_forward_flops
 from memonger.graph import marks
@@ -84,12 +84,7 @@ class Memory:
         rows = t.head_row[t.outputs :]
         outputs = t.head_entry[t.outputs :] - t.output_start[rows]
         gradients = [signatures[row].tensors[k] for row, k in zip(rows, outputs)]
-        return count_device_bytes(self.planned, gradients, self.taken, self.pool_bytes)
-
-    @cached_property
-    def taken(self) -> Held:
-        """What operators hold, with the copies that they make for MKLDNN."""
-        return refine_held(self.held, self.replay)
+        return count_device_bytes(self.planned, gradients, self.held, self.pool_bytes)
 
     def count_saved(self, unplanned: Memory) -> int:
         """Count the bytes fewer than without a plan."""

@@ -118,7 +118,7 @@ def find_smallest(way: Way) -> Solution:
         for work in (rung for rung in RUNGS if rung < (way.options.work or math.inf)):
             with contextlib.suppress(Refused):
                 other = _confirm_first(way, way.search_least(work))
-                solution = min(solution, other, key=lambda s: s.memory.device_bytes)
+                solution = min(solution, other, key=lambda s: s.memory.pool_bytes)
     costs = {**searched.costs, **solution.costs}
     return _advise(way, replace(solution, costs=costs, interrupted=searched.interrupted))
 
@@ -186,23 +186,14 @@ def estimate_schedule(request: Request) -> int | None:
 
 
 def _confirm_first(way: Way, searched: Searched) -> Solution:
-    """Confirm the first plan that can be carried out and takes no more of the device than none.
-
-    The first of all where each takes more; Refused where none can be carried out.
-    """
-    solutions: list[Solution] = []
+    """Confirm the first plan that can be carried out; Refused where none can be."""
     errors: list[Refused] = []
     for plan in searched.plans:
         try:
-            solutions.append(_confirm(way, plan, searched.unfused))
+            return _confirm(way, plan, searched.unfused)
         except Refused as error:
             errors.append(error)
-        else:
-            if not _holds_more(solutions[-1].memory, way):
-                return solutions[-1]
-    if not solutions:
-        raise errors[0]
-    return solutions[0]
+    raise errors[0]
 
 
 def find_fastest(way: Way, search: Callable[[], tuple[Plans, bool]]) -> Solution:
@@ -247,7 +238,7 @@ def _find_within_time(way: Way, plans: Plans, interrupted: bool) -> Solution:
     for k in sorted(allowed, key=distance.__getitem__):
         with contextlib.suppress(Refused):
             solution = confirm_or_none(way, plans[k])
-            if _within_work(way, solution.memory) and not _is_larger(way, solution.memory):
+            if _within_work(way, solution.memory):
                 return replace(solution, interrupted=interrupted)
     if interrupted:
         raise KeyboardInterrupt
@@ -285,8 +276,7 @@ def confirm_or_none(way: Way, plan: Candidate) -> Solution:
         solution = _confirm(way, plan if is_plan else way.make_no_plan())
     except Refused:
         return _confirm(way, way.make_no_plan())
-    memory = solution.memory
-    if memory.count_saved(way.measure_unplanned()) > 0 and not _is_larger(way, memory):
+    if solution.memory.count_saved(way.measure_unplanned()) > 0:
         return solution
     return replace(_confirm(way, way.make_no_plan()), warnings=solution.warnings)
 
@@ -308,8 +298,6 @@ def _confirm_fastest(way: Way, plans: Plans, interrupted: bool) -> Solution:
         try:
             predicted[k] = predicted.get(k) or way.predict_memory(plans[k])
         except Refused:
-            return NEVER
-        if _is_larger(way, predicted[k]):
             return NEVER
         return max(way.count_bytes(predicted[k]), estimates[k])
 
@@ -341,16 +329,6 @@ def _confirm_fastest(way: Way, plans: Plans, interrupted: bool) -> Solution:
         if least_limit(k) < least and _within_work(way, predicted[k]):
             least, memory = least_limit(k), predicted[k]
     raise BudgetError(_describe_too_little(way, limit, memory, least), least)
-
-
-def _holds_more(memory: Memory, way: Way) -> bool:
-    """Tell whether a plan takes more of a CPU than no plan, for what operators of MKLDNN hold."""
-    return memory.held.in_blocks and memory.device_bytes > way.measure_unplanned().device_bytes
-
-
-def _is_larger(way: Way, memory: Memory) -> bool:
-    """Tell whether it is a schedule that takes more of the device than no plan does."""
-    return isinstance(way, Schedules) and _holds_more(memory, way)
 
 
 def _within_work(way: Way, memory: Memory) -> bool:
@@ -390,8 +368,7 @@ def _advise(way: Way, solution: Solution) -> Solution:
     memory, unplanned = solution.memory, way.measure_unplanned()
     cost, before = in_words(memory.counted_bytes), in_words(unplanned.counted_bytes)
     saved, warnings = memory.count_saved(unplanned), [*solution.warnings]
-    pool, holds_more = unplanned.pool_bytes, _holds_more(memory, way)
-    useless = saved <= 0 or holds_more
+    pool, useless = unplanned.pool_bytes, saved <= 0
     if not way.options.rules:
         warnings.append(BARE)
     if solution.interrupted:
@@ -409,11 +386,6 @@ def _advise(way: Way, solution: Solution) -> Solution:
         of = " that recomputes what recompute= names" if way.wished else ""
         text = f"no plan{of} costs less than the network as it is ({before}), so it is returned"
         warnings.append(f"{text} unmarked: {_explain_little(way)}")
-    elif holds_more:
-        of_both = memory.taken, unplanned.taken
-        held, now = (in_words(held.nbytes + held.temporary) for held in of_both)
-        text = "the network is returned unmarked: a plan shrinks the pool, but operators of MKLDNN"
-        warnings.append(f"{text} hold {held}, not {now}; set MXNET_MKLDNN_ENABLED=0 and plan again")
     elif saved < LITTLE * pool:
         text = f"the plan saves {100 * saved / pool:.1f} % of {in_words(pool)}"
         warnings.append(f"{text}: {_explain_little(way)}")

@@ -15,7 +15,6 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
-import platform
 import re
 import sys
 import tempfile
@@ -109,23 +108,6 @@ class Settings:
         if not self.search_match_range or self.match_range == 0:
             return [self.match_range]
         return [2**k for k in range(self.match_range.bit_length())]
-
-
-@functools.lru_cache(maxsize=1)
-def has_avx2() -> bool:
-    """Tell whether oneDNN computes with AVX2 or more (``src/cpu/x64/cpu_isa_traits.cpp``).
-
-    Without AVX2 the gradients of convolutions are products of plain matrices. On aarch64 all
-    convolutions are, except on CPUs with 512-bit SVE (seen with ``DNNL_VERBOSE=1``).
-    """
-    if platform.machine() != "x86_64":
-        return False
-    if os.environ.get("DNNL_MAX_CPU_ISA") in ("SSE41", "AVX"):  # oneDNN, too, reads it once
-        return False
-    try:
-        return "avx2" in Path("/proc/cpuinfo").read_text().split()
-    except OSError:
-        return False
 
 
 _BLOCKS = threading.local()  # ``depth``: how many blocks of `environment` the thread is in

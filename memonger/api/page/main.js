@@ -32,7 +32,7 @@ function drawHeadline() {
     ["slowest", f.slowest || "nothing is recomputed"],
     ["kind", `${FAMILIES[plan().kind]}, found by ${f.planner}; memory ${f.exact ? "replayed to the byte" : "bound, in whole MB"}`],
   ];
-  if (f.held_bytes || f.unplanned_held_bytes) facts.splice(3, 0, ["held", `${inWords(f.held_bytes)} of it by operators, ${inWords(f.unplanned_held_bytes)} without a plan`]);
+  if (f.held_bytes) facts.splice(3, 0, ["held", `${inWords(f.held_bytes)} of it by operators, with any plan`]);
   fill("facts", ...facts.flatMap(([name, text]) => [make("dt", { text: name }), make("dd", { text })]));
   fill("calls", ...callsOf(plan()));
   const notices = [];
