@@ -43,13 +43,13 @@ def get_requires_for_build_wheel(config_settings=None):
 get_requires_for_build_editable = get_requires_for_build_wheel
 
 ENTRY = """
-KERNEL int64_t try_{name}(Memory *memory, {given}{result})
+KERNEL int64_t try_{name}(Memory *memory, {result}{given})
 {{
     jmp_buf end;
     memory->ended = &end;
     int status = setjmp(end);
     if (status == DONE)
-        {returned}{name}(memory, {names});
+        {returned}{name}({names});
     return status;
 }}
 """
@@ -62,17 +62,16 @@ def read_headers() -> str:
 
 
 def entries() -> str:
-    """Write the functions by which Python calls those that take memory; see kernels.h."""
-    headers = sorted(PACKAGE.rglob("*.h"))
+    """Write the functions by which Python calls compiled code; see kernels.h."""
+    headers, declarations = sorted(PACKAGE.rglob("*.h")), read_headers()
     text = "#include <setjmp.h>\n"
     text += "".join(f'#include "{header.relative_to(PACKAGE)}"\n' for header in headers)
-    kernel = re.compile(r"^KERNEL (\w+) (\w+)\(\s*Memory \*memory,([^)]*)\);", re.M)
-    for kind, name, given in kernel.findall(read_headers()):
-        if name == "give_back":
-            continue
+    text += f"KERNEL int headers(void) {{ return {zlib.crc32(declarations.encode()) >> 1}; }}\n"
+    for kind, name, given in re.findall(r"^KERNEL (\w+) (\w+)\(([^)]*)\);", declarations, re.M):
         names = ", ".join(re.findall(r"(\w+)(?=,|$)", given))
-        result, returned = ("", "") if kind == "void" else (f", {kind} *returned", "*returned = ")
-        parts = {"name": name, "given": given.strip(), "names": names}
+        result, returned = ("", "") if kind == "void" else (f"{kind} *returned, ", "*returned = ")
+        given = re.sub(r"^\s*Memory \*memory,", "", given).strip()
+        parts = {"name": name, "given": given, "names": names}
         text += ENTRY.format(result=result, returned=returned, **parts)
     return text
 
@@ -87,8 +86,7 @@ class Library(build_ext):
         (extension,) = self.extensions
         library = Path(self.get_ext_fullpath(extension.name))
         library.parent.mkdir(parents=True, exist_ok=True)
-        headers = zlib.crc32(read_headers().encode()) >> 1
-        flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), f"-DHEADERS={headers}"]
+        flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", ""))]
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             code = [Path(folder, "entries.c"), *sorted(PACKAGE.rglob("*.c"))]
             code[0].write_text(entries())

@@ -63,11 +63,6 @@ void give_back(Memory *memory, Memory then)
     memory->used = then.used;
 }
 
-int headers(void)
-{
-    return HEADERS;
-}
-
 void seed(Random *random, uint32_t number)
 {
     for (int i = 0; i < 624; i++) {

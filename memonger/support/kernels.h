@@ -4,7 +4,9 @@
  * array of NumPy comes as a pointer and a count, a Struct of Python as the struct of its name. A
  * pointer that is not const is a result. A function that allocates takes a Memory first; its
  * results are copied before Python gives that back. setup.py writes a function ``try_<name>``
- * around it, which returns the status with which the call ended.
+ * around each: it takes a Memory, a pointer to what the function returns, and the arguments, and
+ * returns the status with which the call ended. It writes ``headers`` too, which returns a checksum
+ * of the headers.
  */
 #pragma once
 
@@ -71,9 +73,6 @@ static inline Int64s int64s(Memory *memory, int64_t count)
 {
     return (Int64s){NEW(memory, int64_t, count), count};
 }
-
-/* Returns a checksum of the headers that the library was compiled with. */
-KERNEL int headers(void);
 
 /* The Mersenne Twister (Matsumoto and Nishimura 1998), seeded as NumPy's RandomState is. */
 typedef struct {

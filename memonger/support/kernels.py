@@ -10,12 +10,11 @@ from __future__ import annotations
 import ctypes
 import operator
 import re
-import struct
 import sys
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator, NamedTuple, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Tuple, TypeVar
 
 import numpy as np
 
@@ -28,17 +27,32 @@ PACKAGE = Path(__file__).resolve().parents[1]
 ROOT = PACKAGE.parent
 NAME = Path("memonger", "support", "libkernels.so")
 
-#: Type of a number in C -> its converter, its type in ctypes, its format in the module struct.
-_SCALARS: dict[str, tuple[Callable[[Value], Value], Value, str]] = {
-    "bool": (bool, ctypes.c_bool, "?"),
-    "int64_t": (operator.index, ctypes.c_int64, "q"),
-    "double": (float, ctypes.c_double, "d"),
+
+class _Array(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("count", ctypes.c_int64)]
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("last", "used", "inner", "outer", "ended")]
+
+
+_CONVERTERS: dict[str, Callable[[Value], Value]] = {
+    "bool": bool,
+    "int64_t": operator.index,
+    "double": float,
 }
 _DTYPES: dict[str, np.dtype[Value] | None] = {
     f"{name}s": np.dtype(name.lower())
     for name in ("Bool", "Int8", "Int32", "Int64", "UInt16", "UInt64")
 }
 _DTYPES.update(Floats=np.dtype("float32"), Doubles=np.dtype("float64"), Bytes=None)
+#: Type in C -> its type in ctypes. Those of structs come with their classes.
+_TYPES: dict[str, type[Value]] = {
+    "bool": ctypes.c_bool,
+    "int64_t": ctypes.c_int64,
+    "double": ctypes.c_double,
+    **dict.fromkeys(_DTYPES, _Array),
+}
 
 _MAX_COUNT = 2**31 - 1  # elements of an array: compiled code counts them in int32
 _TOO_LARGE = f"the network is too large, of something it has more than {_MAX_COUNT}"
@@ -49,95 +63,61 @@ _ERRORS: dict[int, tuple[type[Exception], str]] = {
     3: (ValueError, "a state is longer than those of the archive"),
 }
 
-Field = Tuple[str, str]  # type and name, as in C
 S = TypeVar("S", bound="Struct")
 
 
 class Struct(Tuple[Value, ...]):
     """The struct of the same name in a header, which says what its fields mean.
 
-    Its fields are given in order or by name. A class annotates those that are not arrays.
+    Its fields are given in order or by name. A class annotates those that are not arrays. Arrays
+    must be C-contiguous; compiled code reads and writes them, the tuple keeps them alive.
     """
 
     classes: ClassVar[dict[str, type[Struct]]] = {}
-    names: ClassVar[tuple[str, ...]]
+    fields: ClassVar[dict[str, str]]  # name -> type, as in C
+    _packed: Value  # what compiled code reads
 
     def __init_subclass__(cls) -> None:
-        cls.names = tuple([name for _, name in _fields(cls.__name__)])
-        for i, name in enumerate(cls.names):
+        kind, cls.fields = cls.__name__, _fields(cls.__name__)
+        for i, name in enumerate(cls.fields):
             setattr(cls, name, property(operator.itemgetter(i)))
-        Struct.classes[cls.__name__] = cls
+        layout = [(name, _TYPES[field]) for name, field in cls.fields.items()]
+        _TYPES[kind] = type(kind, (ctypes.Structure,), {"_fields_": layout})
+        Struct.classes[kind] = cls
 
-    def __new__(cls: type[S], *fields: object, **by_name: object) -> S:
-        """Make a struct of all its fields; raise TypeError if one is missing or unknown."""
-        names = cls.names[len(fields) :]
-        if {*names} != {*by_name} or len(fields) > len(cls.names):
-            raise TypeError(f"{cls.__name__} has the fields {cls.names} in C")
-        return super().__new__(cls, (*fields, *[by_name[name] for name in names]))
+    def __new__(cls: type[S], *values: object, **by_name: object) -> S:
+        """Make a struct of all its fields, and pack it once for all calls.
 
-    def __getnewargs__(self) -> tuple[object, ...]:
-        return tuple(self)
+        Raises TypeError if a field is missing, unknown, or not what the header says.
+        """
+        names = [*cls.fields][len(values) :]
+        if {*names} != {*by_name} or len(values) > len(cls.fields):
+            raise TypeError(f"{cls.__name__} has the fields {[*cls.fields]} in C")
+        self = super().__new__(cls, (*values, *[by_name[name] for name in names]))
+        self._packed = _TYPES[cls.__name__](*map(_to_c, cls.fields.values(), cls.fields, self))
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), tuple(self)  # a copy is packed anew: its arrays lie elsewhere
 
     def replace(self: S, **changes: object) -> S:
         """Return a copy with other values of some fields."""
-        return type(self)(**{**dict(zip(self.names, self)), **changes})
+        return type(self)(**{**dict(zip(self.fields, self)), **changes})
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> AnyArray: ...
 
 
-class _Array(ctypes.Structure):
-    _fields_ = [("at", ctypes.c_void_p), ("count", ctypes.c_int64)]
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("last", "used", "inner", "outer", "ended")]
-
-
-class _Kernel(NamedTuple):
-    """A compiled function, its parameters and its results."""
-
-    name: str
-    function: Value
-    takes_memory: bool  # its first argument is a Memory; it is called by its ``try_`` function
-    parameters: list[Field]  # arrays, structs (``const T *``) and numbers
-    results: list[str]  # the type of each; the number that a ``try_`` function returns is last
-    returns_number: bool
-
-    def __call__(self, *arguments: Value) -> Value:
-        """Call the function; raise TypeError for an argument that is not what the header says.
-
-        Arrays must be C-contiguous; they are not copied. Return the number that the function
-        returns, then its results: new arrays of one dimension, structs and numbers. They are a
-        tuple if there are several.
-        """
-        if len(arguments) != len(self.parameters):
-            raise TypeError(f"{self.name} takes {[name for _, name in self.parameters]}")
-        memory = _Memory()
-        first = [ctypes.byref(memory)] if self.takes_memory else []
-        # `values` keeps alive what C has pointers to, until the call returns.
-        values = [_to_c(*field, value) for field, value in zip(self.parameters, arguments)]
-        formats = [_format(kind) for kind in self.results]
-        buffers = [ctypes.create_string_buffer(struct.calcsize(layout)) for layout in formats]
-        try:
-            number = self.function(*first, *values, *buffers)
-            if self.takes_memory and number:
-                error, message = _ERRORS[number]
-                raise error(f"{self.name}: {message}")
-            numbers = map(struct.unpack, formats, buffers)
-            results = [_from_c(kind, iter(parts)) for kind, parts in zip(self.results, numbers)]
-        finally:
-            _library().give_back(ctypes.byref(memory), _Memory())
-        if self.returns_number:
-            results.insert(0, results.pop() if self.takes_memory else number)
-        return tuple(results) if len(results) != 1 else results[0]
-
-
 class _Compiled:
-    """The functions that a header marks KERNEL, by name."""
+    """The functions that a header marks KERNEL, by name.
 
-    def __getattr__(self, name: str) -> _Kernel:
+    Each raises TypeError for an argument that is not what the header says. Arrays must be
+    C-contiguous; they are not copied. It returns the number that it returns in C, then its results:
+    new arrays of one dimension, structs and numbers. They are a tuple if there are several.
+    """
+
+    def __getattr__(self, name: str) -> Value:
         kernel = _kernel(name)
         setattr(self, name, kernel)
         return kernel
@@ -152,22 +132,13 @@ def constant(name: str) -> int:
 
 
 def _to_c(kind: str, name: str, value: Value) -> Value:
-    """Convert an argument to what ctypes passes; a struct is packed, and passed by its address."""
-    numbers = _flatten(kind, name, value)
-    if kind in _DTYPES:
-        return _Array(*numbers)
-    return numbers[0] if kind in _SCALARS else struct.pack(_format(kind), *numbers)
-
-
-def _flatten(kind: str, name: str, value: Value) -> list[Value]:
-    """List the numbers that a value consists of; an array is its address and its count."""
-    if kind in _SCALARS:
-        return [_SCALARS[kind][0](value)]
+    """Convert an argument, or a field of a struct, to what ctypes takes; nothing is copied."""
+    if kind in _CONVERTERS:
+        return _CONVERTERS[kind](value)
     if kind not in _DTYPES:
         if type(value) is not Struct.classes.get(kind):
             raise TypeError(f"{name} must be a {kind}, not {type(value).__name__}")
-        fields = zip(_fields(kind), value)
-        return [number for field, part in fields for number in _flatten(*field, part)]
+        return value._packed
     dtype = _DTYPES[kind]
     if not isinstance(value, np.ndarray) or (dtype or value.dtype) != value.dtype:
         raise TypeError(f"{name} must be an array of {dtype}, not {getattr(value, 'dtype', value)}")
@@ -175,18 +146,18 @@ def _flatten(kind: str, name: str, value: Value) -> list[Value]:
         raise MemongerError(f"{name}: {_TOO_LARGE}")
     if not value.flags.c_contiguous:
         raise TypeError(f"{name} must stand in one piece")
-    return [value.__array_interface__["data"][0], value.size if dtype else value.nbytes]
+    return _Array(value.ctypes.data, value.size if dtype else value.nbytes)
 
 
-def _from_c(kind: str, numbers: Iterator[Value]) -> Value:
-    """Make a copy of a result from the numbers that it consists of."""
-    if kind in _SCALARS:
-        return next(numbers)
+def _from_c(kind: str, value: Value) -> Value:
+    """Make a copy of a result."""
+    if kind in _CONVERTERS:
+        return getattr(value, "value", value)  # the field of a struct is a number already
     dtype = _DTYPES.get(kind)
     if dtype is None:
-        return Struct.classes[kind](*[_from_c(field, numbers) for field, _ in _fields(kind)])
-    address, count = next(numbers), next(numbers)
-    return np.frombuffer(ctypes.string_at(address, count * dtype.itemsize), dtype).copy()
+        fields = Struct.classes[kind].fields.items()
+        return Struct.classes[kind](*[_from_c(of, getattr(value, name)) for name, of in fields])
+    return np.frombuffer(ctypes.string_at(value.at, value.count * dtype.itemsize), dtype).copy()
 
 
 # ---------------------------------------------------------------- what the headers say
@@ -206,8 +177,6 @@ def _library() -> ctypes.CDLL:
     headers = getattr(library, "headers", lambda: None)  # it may be older than that
     if headers() != zlib.crc32(_headers().encode()) >> 1:
         raise MemongerError(f"{path} was built from other headers; {remedy}")
-    library.give_back.argtypes = ctypes.POINTER(_Memory), _Memory
-    library.give_back.restype = None
     return library
 
 
@@ -230,48 +199,51 @@ def _constants() -> dict[str, int]:
     return constants
 
 
-@lru_cache(None)
-def _fields(kind: str) -> list[Field]:
+def _fields(kind: str) -> dict[str, str]:
     """List the fields of a struct: ``Int32s first, walk_row;`` are two."""
     typedef = re.search(rf"typedef struct \{{([^}}]*)\}} {kind};", _headers())
     if typedef is None:
         raise TypeError(f"no header has a struct {kind}")
     lines = [line.split(None, 1) for line in typedef[1].split(";")[:-1]]
-    return [(kind, name.strip()) for kind, names in lines for name in names.split(",")]
+    return {name.strip(): kind for kind, names in lines for name in names.split(",")}
 
 
-@lru_cache(None)
-def _format(kind: str) -> str:
-    """Return the format of a type in the module struct; a struct is aligned to 8 bytes."""
-    if kind in _DTYPES:
-        return "Pq"
-    if kind in _SCALARS:
-        return _SCALARS[kind][2]
-    return f"0q{''.join([_format(field) for field, _ in _fields(kind)])}0q"
-
-
-def _kernel(name: str) -> _Kernel:
+def _kernel(name: str) -> Value:
     """Find the declaration of a function in the headers, and make it callable."""
-    declared = re.search(rf"^KERNEL (\w+) {name}\(([^)]*)\);", _headers(), re.MULTILINE)
-    if declared is None:
+    found = re.search(rf"^KERNEL (\w+) {name}\(([^)]*)\);", _headers(), re.MULTILINE)
+    if found is None:
         raise AttributeError(f"no header has a KERNEL {name}")
-    return_type, declarations = declared[1], [text.strip() for text in declared[2].split(",")]
-    takes_memory = declarations[0] == "Memory *memory"
-    types: list[Value] = [ctypes.POINTER(_Memory)] if takes_memory else []
-    parameters: list[Field] = []
-    results: list[str] = []
-    for declaration in declarations[len(types) :]:
-        kind, field = re.sub(r"\bconst\b", "", declaration).replace("*", " ").split()
-        if "*" in declaration and "const" not in declaration:
-            results.append(kind)
-        else:
-            parameters.append((kind, field))
-            by_value = _Array if kind in _DTYPES else _SCALARS.get(kind, (None, None))[1]
-            types.append(by_value or ctypes.c_char_p)
-    returns_number = return_type in _SCALARS
-    if takes_memory and returns_number:
-        results.append(return_type)
-    function = _library()[f"try_{name}" if takes_memory else name]
-    function.argtypes = [*types, *[ctypes.c_char_p] * len(results)]
-    function.restype = ctypes.c_int64 if takes_memory else _SCALARS[return_type][1]
-    return _Kernel(name, function, takes_memory, parameters, results, returns_number)
+    texts = re.findall(r"(const )?(\w+) (\*?)(\w+)", f"{found[1]} *returned, {found[2]}")
+    declared = [
+        (kind, field, bool(star and not const))  # whether it is a result
+        for const, kind, star, field in texts
+        if kind not in {"void", "Memory"}
+    ]
+    parameters = [field for _, field, is_result in declared if not is_result]
+    function = _library()[f"try_{name}"]
+    function.argtypes = [ctypes.POINTER(_Memory)] + [
+        ctypes.POINTER(_TYPES[kind]) if is_result or kind in Struct.classes else _TYPES[kind]
+        for kind, _, is_result in declared
+    ]
+    function.restype = ctypes.c_int64
+
+    def call(*arguments: Value) -> Value:
+        if len(arguments) != len(parameters):
+            raise TypeError(f"{name} takes {parameters}")
+        memory, given = _Memory(), iter(arguments)
+        values = [
+            _TYPES[kind]() if is_result else _to_c(kind, field, next(given))
+            for kind, field, is_result in declared
+        ]
+        try:
+            status = function(memory, *values)
+            if status:
+                error, message = _ERRORS[status]
+                raise error(f"{name}: {message}")
+            pairs = zip(declared, values)
+            results = [_from_c(kind, value) for (kind, _, is_result), value in pairs if is_result]
+        finally:
+            _library().try_give_back(ctypes.byref(memory), _Memory())
+        return tuple(results) if len(results) != 1 else results[0]
+
+    return call

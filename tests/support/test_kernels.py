@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +35,7 @@ REFUSED = {
     r"group_by_key takes \['key', 'keys'\]": lambda: compiled.group_by_key(KEY),
     "archive must be a Archive, not tuple": lambda: compiled.record((KEY, KEY), 1, 1.0, KEY),
     "Archive has the fields": lambda: Archive(KEY, KEY),
+    "pools must be an array of int64, not int32": lambda: Archive(1, KEY, np.zeros(3), KEY),
 }
 
 
@@ -40,6 +44,18 @@ def test_arguments_are_what_the_header_says(message: str) -> None:
     assert [array.tolist() for array in compiled.group_by_key(KEY, 2)] == [[0, 1, 3], [1, 0, 2]]
     with pytest.raises(TypeError, match=message):
         REFUSED[message]()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_compiled_code_writes_to_the_arrays_of_a_copied_struct(copied: Any) -> None:
+    archive = empty_archive(8, 2, (3,), np.int32)
+    other = copied(archive)
+    with pytest.raises(AttributeError):
+        other.pools = archive.pools
+    compiled.record(other, 1, 1.0, KEY)
+    compiled.record(other.replace(states=np.zeros(2, np.int32)), 8, 1.0, KEY[:1])
+    assert other.pools.tolist() == [1, 8] and other.states.tolist() == [[1, 0, 1], [0, 0, 0]]
+    assert archive.pools.tolist() == [0, 0]
 
 
 def test_memory_is_given_back() -> None:
