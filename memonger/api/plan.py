@@ -495,8 +495,9 @@ def plan_of(solution: Solution) -> Plan:
     inserted = insert([node.name for node in nodes], plan.copies).behind
     masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed(len(nodes))) if not n.is_variable]
     options = {k: v for k, v in vars(way.options).items() if v != getattr(Options, k)}
-    limits = [options.pop(name, None) for name in ("budget", "knee", "slower_than", "lent")]
-    if any(limits):  # of those that no other beats, the fastest that takes no more
+    for name in ("budget", "knee", "slower_than", "lent"):
+        options.pop(name, None)
+    if solution.is_fastest:
         options["budget"] = memory.pool_bytes
     unmet = describe_unmet(way, plan)
     if unmet:

@@ -63,6 +63,7 @@ class Solution:
     warnings: tuple[str, ...] = ()
     interrupted: bool = False
     declined: str = ""  # why a plan that was found is not taken
+    is_fastest: bool = False  # of the plans that take no more memory
 
 
 @no_collection()
@@ -358,9 +359,10 @@ def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
         text = "this MXNet fuses pointwise operators on a GPU in another way than 1.9, as which "
         warnings.append(text + "their memory is told; with MXNET_USE_FUSION=0 it is exact")
     costs = {"no plan": unplanned.counted_bytes, plan.origin: memory.counted_bytes}
-    if plan.added_time is None:
+    is_fastest = plan.added_time is not None
+    if not is_fastest:
         plan = replace(plan, added_time=way.predict_added_time(memory))
-    return Solution(way, plan, symbol, memory, costs, tuple(warnings))
+    return Solution(way, plan, symbol, memory, costs, tuple(warnings), is_fastest=is_fastest)
 
 
 def _advise(way: Way, solution: Solution) -> Solution:
