@@ -95,18 +95,20 @@ SliceChannel_all softmax
 """.split()
 
 
-#: In the threaded engine MKLDNN may change the layout of an array while a loop reads it.
-UNRACED = [name for name in ALL_CASES if name != "foreach"]
+#: Not foreach: in the threaded engine MKLDNN may change the layout of an array while it reads that.
+#: Not np_vstack, which schedules refuse.
+BLOCKED_CASES = sorted(set(ALL_CASES) - {"foreach", "np_vstack"})
 
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in TELLING)) for n in UNRACED],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in TELLING)) for n in BLOCKED_CASES],
 )
 def test_an_operator_behind_a_convolution_changes_no_bit(name: str, reader: str) -> None:
     """By marks on all, on some, and by schedules, whose memory and layouts are others."""
     symbol, shapes = blocked_net(ALL_CASES[name], reader), BLOCKED_SHAPES
+    values = positive(symbol, shapes)
     try:
         memonger.check(symbol, symbol, shapes, 1)
     except memonger.MemongerError as error:
@@ -118,11 +120,12 @@ def test_an_operator_behind_a_convolution_changes_no_bit(name: str, reader: str)
     }
     for mask in sorted(chosen):
         names = [n.name for n, again in zip(rules.graph.nodes, mask) if again]
-        check(symbol, with_marks(symbol, names), shapes)
+        assert_alike(symbol, with_marks(symbol, names), shapes, steps=1, values=values)
     work = work_of(symbol, shapes, symbol.list_arguments())
     for level, seed in (("three levels", 0), ("three levels", 1), ("everything", 0)):
         with contextlib.suppress(Refused):
-            check(symbol, scheduled(symbol, LEVELS[level](work, seed)), shapes)
+            planned = scheduled(symbol, LEVELS[level](work, seed))
+            assert_alike(symbol, planned, shapes, steps=1, values=values)
 
 
 def test_foreach_in_a_planned_network_changes_no_bit() -> None:
