@@ -86,8 +86,12 @@ def _is_marked(name: str) -> bool:
 
 
 def learn_requests(arrays: Iterable[NDArray]) -> None:
-    """Learn the requests for the gradients of arrays that were marked unseen, if it may wait."""
+    """Learn the requests for the gradients of arrays that were marked unseen, if it may wait.
+
+    A custom function has dense gradients alone, so those of sparse gradients are not learned.
+    """
     unseen = [array for array in arrays if request_of(array) is None] if may_wait() else []
+    unseen = [array for array in unseen if getattr(array.grad, "stype", "default") == "default"]
     for _, group in itertools.groupby(unseen, lambda array: array.context):
         _learn(list(group))
 

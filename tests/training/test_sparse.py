@@ -152,7 +152,7 @@ def test_a_session_plans_sparse_networks(name: str, capfd: Any) -> None:
     with mx.name.NameManager():
         network = NETWORKS[name][0]()
     expected = trained(network, network)
-    with memonger.enable(cache=False, patience=0.05) as session:
+    with memonger.enable(how="marks", cache=False, patience=0.05) as session:
         arrays = trained(network, network)
     assert all(map(np.array_equal, expected, arrays))
     assert [bool(plan.recomputed) for plan in session.plans] == [True]
@@ -176,7 +176,7 @@ def bound(by_type: bool) -> Any:
 
 @pytest.mark.parametrize("by_type", [True, False])
 def test_a_session_sees_how_a_bind_stores_its_arrays(by_type: bool) -> None:
-    with memonger.enable(cache=False, patience=0.05) as session:
+    with memonger.enable(how="marks", cache=False, patience=0.05) as session:
         executor = bound(by_type)
     (plan,) = session.plans
     assert plan.recomputed and "product" not in plan.recomputed
