@@ -79,4 +79,6 @@ def test_what_a_script_binds_is_planned_for_its_gpus(
     symbol, shapes = networks.resnet((1, 1, 1, 1), image=64)
     result = gpu_dry_run.run(by_a_script, symbol, shapes, options, env={"CUDASTUB_DEVICES": "2"})
     (plans, taken), unplanned = result.emitted
-    assert [tuple(plan) for plan in plans] == [*dict.fromkeys(zip(ctx, taken))] and (taken[0] < unplanned) == (not options)
+    assert [tuple(plan) for plan in plans] == [*dict.fromkeys(zip(ctx, taken))] and (
+        taken[0] < unplanned
+    ) == (not options)
