@@ -170,11 +170,17 @@ def read_structure(symbol: Symbol) -> Json:
     return _strip(read(symbol))
 
 
+#: Attributes of operators that a bind does not read, and that may differ at each start: MXNet
+#: numbers the first, and the other is the text of an initializer, with its address.
+MADE_ANEW = ("__subgraph_name__", "__init__")
+
+
 def _strip(graph: Json) -> Json:
     for node in graph["nodes"]:
         if node["op"] != "null":
             del node["name"]
-            node.get("attrs", {}).pop("__subgraph_name__", None)  # which MXNet makes too
+            for name in MADE_ANEW:
+                node.get("attrs", {}).pop(name, None)
             for subgraph in node.get("subgraphs", ()):
                 _strip(subgraph)
         elif "attrs" in node:

@@ -435,7 +435,7 @@ def test_a_plan_is_kept_though_objects_have_other_addresses(folder: Path, capfd:
     for start in range(2):
         cache.forget()
         symbol = net()
-        for name in ("fc_weight", "softmax_label"):
+        for name in ("fc_weight", "softmax_label", "fc_output"):
             symbol.get_internals()[name]._set_attr(__init__=f'["constant_{start}", {{}}]')
         with memonger.enable() as session:
             inputs = {name: SHAPES[name] for name in ("softmax_label", "data")}
