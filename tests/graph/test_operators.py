@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from typing import Any
+from typing import Any, Iterator
 
 import memonger
 import mxnet as mx
@@ -100,11 +100,15 @@ SliceChannel_all softmax
 BLOCKED_CASES = sorted(set(ALL_CASES) - {"foreach", "np_vstack"})
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in TELLING)) for n in BLOCKED_CASES],
-)
+def blocked_cases() -> Iterator[Any]:
+    """List each operator before each reader: some quick, for the others one reader that is slow."""
+    for k, name in enumerate(BLOCKED_CASES):
+        for j, reader in enumerate(READERS):
+            mark = pytest.mark.slow if (j - k) % len(READERS) == 0 else pytest.mark.exhaustive
+            yield pytest.param(name, reader, marks=[] if name in TELLING else [mark])
+
+
+@pytest.mark.parametrize(("name", "reader"), blocked_cases())
 def test_an_operator_behind_a_convolution_changes_no_bit(name: str, reader: str) -> None:
     """By marks on all, on some, and by schedules, whose memory and layouts are others."""
     symbol, shapes = blocked_net(ALL_CASES[name], reader), BLOCKED_SHAPES
