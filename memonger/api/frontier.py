@@ -15,21 +15,20 @@ from memonger.api import plot, report
 from memonger.api.plan import Plan, plan_of
 from memonger.api.report import Reported
 from memonger.graph.inputs import read_pairs
-from memonger.planners.candidates import Candidate, MarkPlan, not_dominated
-from memonger.planners.marks.smallest import NO_PLAN
+from memonger.planners.candidates import Candidate, Searched, by_added_time, not_dominated
+from memonger.schedules.layouts import Refused
 from memonger.solve.options import Options, read_options
 from memonger.solve.request import Request, read_request
 from memonger.solve.selection import Selector
 from memonger.solve.solution import (
-    Plans,
+    choose_smallest,
     confirm_or_none,
     find_fastest,
     format_bytes,
     plan_by,
-    search_plans,
     solve,
 )
-from memonger.solve.ways import Marks, Way, search_front
+from memonger.solve.ways import Way, search_front, search_smallest
 from memonger.support.allocator import giving_back
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
@@ -74,7 +73,7 @@ def frontier(
     net: Symbol,
     shapes: object = None,
     *,
-    how: str = "marks",
+    how: str = "auto",
     points: int = 20,
     measure: bool = False,
     gpu: str | None = None,
@@ -94,7 +93,7 @@ def frontier(
 
     Parameters
     ----------
-    how : {'marks', 'schedule', 'auto'}
+    how : {'auto', 'schedule', 'marks'}
         Plans of which kind; 'auto': schedules, or marks where no schedule is possible.
     points : int
         The most plans that are returned; each is bound once. Where there are more, those are taken
@@ -140,10 +139,12 @@ def frontier(
         devices=devices,
     )
 
-    def find(way: Way) -> tuple[Way, Plans, bool]:
-        return (way, *search_plans(way))
+    def find(way: Way) -> tuple[Way, Searched]:
+        return way, search_front(way)
 
-    way, candidates, interrupted = plan_by(request, options, find)
+    way, searched = plan_by(request, options, find)
+    candidates = not_dominated(searched.plans, by_added_time)
+    interrupted = searched.interrupted
     if len(candidates) > points:
         pools = np.array([candidate.pool_bytes for candidate in candidates])
         steps = np.linspace(pools[0], pools[-1], points)
@@ -215,6 +216,7 @@ def largest_batch(
     shapes: object,
     budget: object,
     *,
+    how: str = "auto",
     budget_of: str | None = None,
     optimizer: object = None,
     measure: bool = False,
@@ -238,6 +240,8 @@ def largest_batch(
         ``iterator.provide_data + iterator.provide_label``, in whose layouts it is 'N'.
     budget : int or str
         Bytes, text such as '11GB', or 'device'.
+    how : {'auto', 'schedule', 'marks'}
+        A plan of which kind; 'auto': a schedule, or marks where no schedule is possible.
     net, budget_of, optimizer, measure, gpu, patience, type_dict, grad_req, ctx, ntrial, kept_copies
         As `plan` takes them.
 
@@ -255,6 +259,7 @@ def largest_batch(
     >>> largest = memonger.largest_batch(net, {'data': (None, 3, 224, 224)}, budget='11GB')
     """
     options = read_options(
+        how=how,
         budget=budget,
         budget_of=budget_of,
         optimizer=optimizer,
@@ -274,8 +279,15 @@ def largest_batch(
         type_dict = {**types, **type_dict}
     keywords = {"net": net, "type_dict": type_dict or types, "grad_req": grad_req, "ctx": ctx}
     request = partial(_request, open_shapes, keywords)
-    way = lru_cache(maxsize=None)(lambda batch: Marks(request(batch), options))
-    largest = _largest_batch(way, int(options.budget.amount))
+
+    limit = int(options.budget.amount)
+
+    def find(way: Way) -> LargestBatch:
+        make = partial(type(way), options=way.options)
+        way_at = lru_cache(maxsize=None)(lambda batch: make(request(batch)))
+        return _largest_batch(way_at, limit)
+
+    largest = plan_by(request(1), options, find)
     largest._request, largest._options = request, options
     return largest
 
@@ -286,54 +298,54 @@ def _request(shapes: Mapping[str, Json], keywords: Keywords, batch: int) -> Requ
     return read_request(shapes=sizes, **keywords)
 
 
-def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
-    """Find the largest batch that takes at most ``limit`` bytes; ``way`` plans for a batch."""
+def _largest_batch(way_at: Callable[[int], Way], limit: int) -> LargestBatch:
+    """Find the largest batch that takes at most ``limit`` bytes, of a network at each batch."""
 
-    def bytes_at(batch: int, plan: Candidate) -> float:
+    def bytes_at(batch: int, plan: Candidate | None = None) -> float:
         """Return the bytes that the budget bounds, of a plan that was made at another batch."""
         try:
-            marks = way(batch)
-        except TooLargeError:
+            way = way_at(batch)
+            memory = way.predict_unplanned() if plan is None else way.predict_memory(plan)
+        except (TooLargeError, Refused):
             return math.inf
-        return marks.count_bytes(marks.predict_memory(plan))
+        return way.count_bytes(memory)
 
-    def search(marks: Marks) -> tuple[Plans, bool]:
-        """Search at one batch, unless the user has interrupted what came before."""
-        if interrupted:
-            return [replace(plan, pool_bytes=0) for plan in plans], True
-        searched = search_front(marks, plans[1:])
-        return searched.plans, searched.interrupted
-
-    plans = [Candidate(0, 0.0, MarkPlan(way(1).no_marks), NO_PLAN, added_time=0.0)]
-    batch = unplanned = _largest(partial(bytes_at, plan=plans[0]), limit)
-    interrupted = False
+    batch = unplanned = _largest(bytes_at, limit)
+    smallest, interrupted = None, False
     try:
-        first = search_front(way(max(FIRST_BATCH, unplanned)))
-        plans.append(first.plans[-1])
-        interrupted = first.interrupted
-        batch = max(batch, _largest(partial(bytes_at, plan=plans[1]), limit))
+        way = way_at(max(FIRST_BATCH, unplanned))
+        searched = search_smallest(way)
+        smallest, _ = choose_smallest(way, searched.plans)
+        interrupted = searched.interrupted
+        if smallest is not None:
+            batch = max(batch, _largest(partial(bytes_at, plan=smallest), limit))
     except KeyboardInterrupt:
         if not batch:
             raise
         interrupted = True
     if not batch:
-        least = int(min(bytes_at(1, plan) for plan in plans))
+        least = int(min(bytes_at(1, plan) for plan in (None, smallest)))
         raise BudgetError(
             f"not even a batch of 1 fits into {format_bytes(limit)}: the least that was found is "
             + format_bytes(least),
             least,
         )
 
+    def search() -> Searched:
+        """Search at this batch, unless the user has interrupted what came before."""
+        searched = Searched([], True) if interrupted else search_front(way_at(batch))
+        carried = [replace(smallest, pool_bytes=0)] if smallest else []
+        return replace(searched, plans=[*searched.plans, *carried])
+
     solution = None
     while solution is None:
-        marks = way(batch)
         try:
-            solution = find_fastest(marks, partial(search, marks))
+            solution = find_fastest(way_at(batch), search)
         except KeyboardInterrupt:
             if interrupted:
                 raise
             interrupted = True
-        except BudgetError as error:  # where memory is learned by binding alone
+        except BudgetError as error:  # where the memory of marks is known by a bind alone
             if batch == 1:
                 raise
             batch = max(1, min(batch - 1, batch * limit // error.least_bytes))

@@ -86,6 +86,11 @@ def by_time(candidate: Candidate) -> tuple[float, float]:
     return candidate.time, candidate.pool_bytes
 
 
+def by_added_time(candidate: Candidate) -> tuple[float, float]:
+    """Return the key that sorts candidates by the time that they add to a step, then by memory."""
+    return candidate.added_time or 0.0, candidate.pool_bytes
+
+
 def not_dominated(plans: Iterable[T], costs: Callable[[T], tuple[float, float]]) -> list[T]:
     """Return the plans that no other beats in both costs (of equals one), the least first first."""
     front: list[T] = []

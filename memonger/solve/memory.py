@@ -80,11 +80,19 @@ class Memory:
     @cached_property
     def device_bytes(self) -> int:
         """The bytes of the device, with all that it is bound to and what operators hold."""
+        return self._count_device_bytes(self.pool_bytes)
+
+    @property
+    def beside_bytes(self) -> int:
+        """The bytes of the device beside the pool."""
+        return self._count_device_bytes(0)
+
+    def _count_device_bytes(self, pool_bytes: int) -> int:
         t, signatures = self.training.arrays, self.training.signatures
         rows = t.head_row[t.outputs :]
         outputs = t.head_entry[t.outputs :] - t.output_start[rows]
         gradients = [signatures[row].tensors[k] for row, k in zip(rows, outputs)]
-        return count_device_bytes(self.planned, gradients, self.held, self.pool_bytes)
+        return count_device_bytes(self.planned, gradients, self.held, pool_bytes)
 
     def count_saved(self, unplanned: Memory) -> int:
         """Count the bytes fewer than without a plan."""

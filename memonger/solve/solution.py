@@ -1,54 +1,62 @@
-"""From a search to a solution: choose within the budget, and let MXNet confirm the plan."""
+"""From a search to a solution: choose a candidate within the limits, and confirm its plan.
+
+Candidates are in order of their time, or searched for least memory. The bytes of a candidate are a
+lower bound of what it takes (`Way.least_bytes`), and its memory is predicted to the byte only where
+that bound leaves it a chance. So each choice is as if the memory of all candidates was known: with
+more memory a plan is never slower.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Callable, Mapping, Sequence, TypeVar
+from typing import Callable, Iterable, Mapping, Sequence, TypeVar
 
 import numpy as np
 
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, RECOMPUTED
 from memonger.graph.forward import no_collection
-from memonger.planners.candidates import Candidate, Searched, not_dominated
+from memonger.planners.candidates import (
+    Candidate,
+    Searched,
+    by_added_time,
+    by_memory,
+    not_dominated,
+)
 from memonger.planners.marks.rules import kept_summary
 from memonger.planners.marks.smallest import NO_PLAN
 from memonger.schedules.layouts import Refused
 from memonger.solve.memory import Memory
-from memonger.solve.options import AUTO, Budget, Lent, Options
+from memonger.solve.options import AUTO, Lent, Options
 from memonger.solve.request import Request
 from memonger.solve.ways import (
-    RUNGS,
     SMALL_PATIENCE,
     Marks,
     Original,
     Schedules,
     Way,
-    remember,
     search_front,
+    search_smallest,
 )
 from memonger.support.errors import MB, BudgetError, MemongerError, in_words
-from memonger.support.types import Doubles, Symbol
+from memonger.support.types import Symbol
 from memonger.support.versions import VERSION
 
 log = logging.getLogger("memonger")
 
 WORTH = 0.1  # of the memory that a plan must save, where nothing was asked for
 LITTLE = 0.05  # of the memory: a plan that saves less is explained
-NEARLY = 1.1  # times a budget: what is estimated to take more is not looked at
-SLACK = 1e-9  # for rounding where work is compared
+SLACK = 1e-9  # for rounding where work or time is compared
 ONE_MORE = 2.0  # the forward work of marks, at most: a pass, and another one
-NEVER = 2**62  # the limit with which a plan is taken that never is
 
 NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
 BARE = "a bare plan (rules=False) may abort on a GPU, or give wrong statistics and gradients"
 
 T = TypeVar("T")
-Plans = Sequence[Candidate]  # the fastest first
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +77,11 @@ class Solution:
 @no_collection()
 def solve(request: Request, options: Options) -> Solution:
     """Search for the smallest plan, or for the fastest within the budget, and confirm it."""
-    return plan_by(request, options, lambda way: _solve_by(way, options))
+    limits = options.budget, options.slower_than, options.work
+    if options.how != AUTO or options.knee or limits != (None,) * 3:
+        return plan_by(request, options, solve_by)
+    find = functools.partial(solve_by, judge=_judge)
+    return plan_by(request, replace(options, work=ONE_MORE), find)
 
 
 def plan_by(request: Request, options: Options, find: Callable[[Way], T]) -> T:
@@ -92,36 +104,137 @@ def plan_by(request: Request, options: Options, find: Callable[[Way], T]) -> T:
     return find(way)
 
 
-def _solve_by(way: Way, options: Options) -> Solution:
+def solve_by(way: Way, judge: Callable[[Way, Solution], Solution] | None = None) -> Solution:
+    """Choose what the options ask for of the plans that a search finds, and confirm it."""
+    options = way.options
     if options.lent is not None and not way.wished:
         solution = _find_fitting(way, options.lent)
         if solution is not None:
             return solution
-        way.options = replace(way.options, budget=options.budget, patience=options.patience)
     if options.budget is not None:
-        return find_fastest(way, lambda: search_plans(way))
+        return find_fastest(way, lambda: search_front(way))
     if options.knee or options.slower_than is not None:
-        return _find_within_time(way, *search_plans(way))
-    if options.how != AUTO or options.work is not None:
-        return find_smallest(way)
-    way.options = replace(way.options, work=ONE_MORE)
-    smallest = find_smallest(way)
-    return smallest if way.wished else _judge(way, smallest)
+        return _find_within_time(way, search_front(way))
+    solution = _find_smallest(way)
+    return judge(way, solution) if judge else solution
 
 
-def find_smallest(way: Way) -> Solution:
-    """Search for the plan of least memory."""
-    searched = remember(way.search_smallest, "smallest", way.request, way.options)
-    solution = _confirm_first(way, searched)
-    is_other = solution.plan is not searched.plans[0]
-    if isinstance(way, Schedules) and is_other and not searched.interrupted:
-        # What is left of this search may be more than what less work takes.
-        for work in (rung for rung in RUNGS if rung < (way.options.work or math.inf)):
-            with contextlib.suppress(Refused):
-                other = _confirm_first(way, way.search_least(work))
-                solution = min(solution, other, key=lambda s: s.memory.pool_bytes)
+def _find_smallest(way: Way) -> Solution:
+    """Find the plan of least memory."""
+    searched = search_smallest(way)
+    plan, _ = choose_smallest(way, searched.plans)
+    solution = _confirm(way, plan or searched.plans[0], searched.unfused)  # raises Refused
     costs = {**searched.costs, **solution.costs}
     return _advise(way, replace(solution, costs=costs, interrupted=searched.interrupted))
+
+
+def find_fastest(way: Way, search: Callable[[], Searched]) -> Solution:
+    """Find the fastest plan within the budget: none, or one of those that are searched for.
+
+    Raises BudgetError if none fits; KeyboardInterrupt if they are all that the user waited for.
+    """
+    unplanned = way.measure_unplanned()
+    whole = way.count_bytes(unplanned)
+    if whole <= way.find_limit() and not way.wished:
+        log.info("the budget allows the network as it is, so nothing is recomputed")
+        return _confirm(way, way.make_no_plan())
+    limit = min(way.find_limit(), whole)
+    searched = search()
+    solution = _confirm_first(way, searched.plans, limit)
+    if solution is None and searched.interrupted:
+        raise KeyboardInterrupt
+    if solution is None:
+        raise _describe_too_little(way, limit, searched.plans)
+    if searched.interrupted:
+        text = "interrupted: this is the fastest plan that fits of those found so far"
+        solution = replace(solution, interrupted=True, warnings=(*solution.warnings, text))
+    most = way.options.slower_than
+    if most is None or _slowdown(solution.plan) <= most + SLACK:
+        return solution
+    within, takes = _find_within_time(way, searched), way.count_bytes(solution.memory)
+    raise BudgetError(
+        f"no plan was found that takes at most {format_bytes(way.find_limit())} and at most "
+        f"{most:g} times the time: the fastest within the memory takes {format_bytes(takes)} and "
+        f"{_slowdown(solution.plan):.3f} times the time, the smallest within the time "
+        f"{format_bytes(way.count_bytes(within.memory))} and {_slowdown(within.plan):.3f} times; "
+        "give more memory or more time",
+        takes,
+    )
+
+
+def _find_within_time(way: Way, searched: Searched) -> Solution:
+    """Find the smallest plan within the limit of time, or the knee of the Pareto front."""
+    options, plans = way.options, searched.plans
+    most = math.inf if options.slower_than is None else options.slower_than + SLACK
+    if options.knee:
+        near = (plan for plan in _sort_by_knee(plans) if _slowdown(plan) <= most)
+        plan = next((plan for plan in near if _predict(way, plan)), None)
+    else:
+        plan, _ = choose_smallest(way, (plan for plan in plans if _slowdown(plan) <= most))
+    if plan is not None:
+        return replace(confirm_or_none(way, plan), interrupted=searched.interrupted)
+    if searched.interrupted:
+        raise KeyboardInterrupt
+    fastest = plans[0]
+    limits = {"slower_than": options.slower_than, "work": options.work}
+    text = " and ".join(f"{name}={limit:g}" for name, limit in limits.items() if limit is not None)
+    raise BudgetError(
+        f"no plan was found for {text}; the fastest takes {_slowdown(fastest):.3f} times the time "
+        f"and {format_bytes(fastest.pool_bytes)}; give more time, or more work",
+        fastest.pool_bytes,
+    )
+
+
+def _sort_by_knee(plans: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Sort the Pareto front by the distance from its ideal point: the least of both costs.
+
+    Both are scaled to [0, 1]. The nearest is the knee: beyond it, little of one buys much less of
+    the other (Zeleny 1973, "Compromise programming").
+    """
+    front = not_dominated(plans, by_added_time)
+    costs = np.array([by_added_time(plan) for plan in front], dtype=np.float64)
+    least, most = costs.min(axis=0), costs.max(axis=0)
+    distance = np.hypot(*((costs - least) / np.maximum(most - least, 1e-12)).T)
+    return [front[k] for k in np.argsort(distance, kind="stable")]
+
+
+def _slowdown(plan: Candidate) -> float:
+    """Return the time of a step with a plan, as predicted, in steps without one."""
+    return 1 + (plan.added_time or 0.0)
+
+
+def _predict(way: Way, plan: Candidate) -> Memory | None:
+    """Predict the memory of a plan; None if it takes too much work, or other layouts."""
+    most = math.inf if way.options.work is None else way.options.work + SLACK
+    with contextlib.suppress(Refused):
+        memory = way.predict_memory(plan)
+        return memory if 1 + memory.recomputed_flops <= most else None
+    return None
+
+
+def choose_smallest(
+    way: Way, plans: Iterable[Candidate]
+) -> tuple[Candidate, Memory] | tuple[None, None]:
+    """Choose the plan that is predicted to take the least memory, of those that are allowed."""
+    best: tuple[Candidate, Memory] | tuple[None, None] = None, None
+    for plan in sorted(plans, key=by_memory):
+        if best[1] is not None and plan.pool_bytes >= best[1].pool_bytes:
+            break
+        memory = _predict(way, plan)
+        if memory is not None and (best[1] is None or memory.pool_bytes < best[1].pool_bytes):
+            best = plan, memory
+    return best
+
+
+def _confirm_first(way: Way, plans: Iterable[Candidate], limit: float) -> Solution | None:
+    """Confirm the first plan that takes at most ``limit`` of the bytes that the budget bounds."""
+    for plan in plans:
+        memory = _predict(way, plan) if way.least_bytes(plan) <= limit else None
+        if memory is not None and way.count_bytes(memory) <= limit:
+            solution = _confirm(way, plan)
+            if way.count_bytes(solution.memory) <= limit:  # MXNet may count otherwise
+                return solution
+    return None
 
 
 def _judge(way: Way, solution: Solution) -> Solution:
@@ -130,7 +243,7 @@ def _judge(way: Way, solution: Solution) -> Solution:
     It saves at least `WORTH` of the memory, and a point of memory or more for a point of time.
     """
     unplanned = way.measure_unplanned()
-    if solution.interrupted or solution.memory is unplanned:
+    if solution.interrupted or way.wished or solution.memory is unplanned:
         return solution
     reasons = []
     for other in (solution, _confirm_plain(way)):
@@ -148,9 +261,8 @@ def _judge(way: Way, solution: Solution) -> Solution:
 
 def _confirm_plain(way: Way) -> Solution | None:
     """Place the tensors of the network without recomputation; None where that is not possible."""
-    if isinstance(way, Schedules):
-        with contextlib.suppress(Refused):
-            return _confirm(way, way.make_plain())
+    if isinstance(way, Schedules) and _predict(way, way.make_plain()):
+        return _confirm(way, way.make_plain())
     return None
 
 
@@ -162,20 +274,15 @@ def _find_fitting(way: Way, lent: Lent) -> Solution | None:
     if not lent.is_arena:
         fits = way.measure_unplanned().pool_bytes <= lent.nbytes
         return _confirm(way, way.make_no_plan()) if fits else None
-    solution = _confirm_plain(way)
-    if solution is None or not isinstance(way, Schedules):
+    plain = _confirm_plain(way)
+    if plain is None or not isinstance(way, Schedules):
         return None
-    arena, *outputs = solution.memory.replay.block_bytes().tolist()
+    arena, *outputs = plain.memory.replay.block_bytes().tolist()
     if arena <= lent.nbytes:
-        return solution
-    limit = Budget(lent.nbytes + sum(outputs), is_share=False, of="pool", state=0.0)
+        return plain
     # Buckets come by the dozen, and there is no less memory to be found than is there already.
-    patience = way.options.patience or SMALL_PATIENCE
-    way.options = replace(way.options, budget=limit, patience=patience)
-    searched = way.search_quickly()
-    with contextlib.suppress(BudgetError):
-        return _confirm_fastest(way, searched.plans, searched.interrupted)
-    return None
+    searched = way.search_by_time(way.options.patience or SMALL_PATIENCE)
+    return _confirm_first(way, searched.plans, lent.nbytes + sum(outputs))
 
 
 def estimate_schedule(request: Request) -> int | None:
@@ -184,90 +291,6 @@ def estimate_schedule(request: Request) -> int | None:
         return Schedules(request, Options(how="schedule")).estimate_least(ONE_MORE)
     except (MemongerError, KeyboardInterrupt):
         return None
-
-
-def _confirm_first(way: Way, searched: Searched) -> Solution:
-    """Confirm the first plan that can be carried out; Refused where none can be."""
-    errors: list[Refused] = []
-    for plan in searched.plans:
-        try:
-            return _confirm(way, plan, searched.unfused)
-        except Refused as error:
-            errors.append(error)
-    raise errors[0]
-
-
-def find_fastest(way: Way, search: Callable[[], tuple[Plans, bool]]) -> Solution:
-    """Find the fastest plan within the budget: none, or one of those that are searched for."""
-    if way.count_bytes(way.measure_unplanned()) <= way.find_limit() and not way.wished:
-        log.info("the budget allows the network as it is, so nothing is recomputed")
-        return _confirm(way, way.make_no_plan())
-    plans, interrupted = search()
-    try:
-        solution = _confirm_fastest(way, plans, interrupted)
-    except BudgetError:
-        if not isinstance(way, Schedules):
-            raise
-        least = way.add_times(way.search_least(way.options.work))
-        solution = _confirm_fastest(way, [*plans, least.plans[0]], least.interrupted)
-    most = way.options.slower_than
-    if most is None or _slowdown(solution.plan) <= most + SLACK:
-        return solution
-    within, limit = _find_within_time(way, plans, interrupted), format_bytes(way.find_limit())
-    takes, smallest = way.count_bytes(solution.memory), way.count_bytes(within.memory)
-    raise BudgetError(
-        f"no plan was found that takes at most {limit} and at most {most:g} times the time: the "
-        f"fastest within the memory takes {format_bytes(takes)} and {_slowdown(solution.plan):.3f} "
-        f"times the time, the smallest within the time {format_bytes(smallest)} and "
-        f"{_slowdown(within.plan):.3f} times; give more memory or more time",
-        takes,
-    )
-
-
-def _slowdown(plan: Candidate) -> float:
-    """Return the time of a step with a plan, as predicted, in steps without one."""
-    return 1 + (plan.added_time or 0.0)
-
-
-def _find_within_time(way: Way, plans: Plans, interrupted: bool) -> Solution:
-    """Find the smallest plan within the limit of time, or the knee of the front."""
-    options = way.options
-    most = math.inf if options.slower_than is None else options.slower_than + SLACK
-    allowed = [k for k, plan in enumerate(plans) if _slowdown(plan) <= most]
-    costs = np.array([(plan.pool_bytes, _slowdown(plan)) for plan in plans], dtype=np.float64)
-    distance = _distances_to_ideal(costs) if options.knee else costs[:, 0]
-    for k in sorted(allowed, key=distance.__getitem__):
-        with contextlib.suppress(Refused):
-            solution = confirm_or_none(way, plans[k])
-            if _within_work(way, solution.memory):
-                return replace(solution, interrupted=interrupted)
-    if interrupted:
-        raise KeyboardInterrupt
-    fastest = plans[0]
-    limits = {"slower_than": options.slower_than, "work": options.work}
-    text = " and ".join(f"{name}={limit:g}" for name, limit in limits.items() if limit is not None)
-    raise BudgetError(
-        f"no plan was found for {text}; the fastest takes {_slowdown(fastest):.3f} times the time "
-        f"and {format_bytes(fastest.pool_bytes)}; give more time, or more work",
-        fastest.pool_bytes,
-    )
-
-
-def _distances_to_ideal(costs: Doubles) -> Doubles:
-    """Return how far each of a front is from the ideal point, which has the least of both costs.
-
-    Both are scaled to [0, 1]. The nearest is the knee: beyond it, little of one buys much less of
-    the other (Zeleny 1973, "Compromise programming").
-    """
-    least, most = costs.min(axis=0), costs.max(axis=0)
-    return np.hypot(*((costs - least) / np.maximum(most - least, 1e-12)).T)
-
-
-def search_plans(way: Way) -> tuple[Plans, bool]:
-    """Search for the Pareto-optimal plans; whether the user ended the search."""
-    searched = search_front(way)
-    costs = attrgetter("added_time", "pool_bytes")
-    return not_dominated(searched.plans, costs), searched.interrupted
 
 
 def confirm_or_none(way: Way, plan: Candidate) -> Solution:
@@ -280,62 +303,6 @@ def confirm_or_none(way: Way, plan: Candidate) -> Solution:
     if solution.memory.count_saved(way.measure_unplanned()) > 0:
         return solution
     return replace(_confirm(way, way.make_no_plan()), warnings=solution.warnings)
-
-
-def _confirm_fastest(way: Way, plans: Plans, interrupted: bool) -> Solution:
-    """Confirm the fastest plan within the limits; a larger budget never yields a slower plan.
-
-    Raises BudgetError if none does; KeyboardInterrupt if they are all that the user waited for.
-    """
-    last, unplanned = plans[-1], way.measure_unplanned()
-    whole = way.count_bytes(unplanned)
-    limit = min(way.find_limit(), whole)
-    beside = whole - unplanned.pool_bytes
-    of_pool = way.options.budget is not None and way.options.budget.of == "pool"
-    predicted: dict[int, Memory] = {}  # by the number of a plan
-
-    def least_limit(k: int) -> int:
-        """Return the least limit with which a plan is taken."""
-        try:
-            predicted[k] = predicted.get(k) or way.predict_memory(plans[k])
-        except Refused:
-            return NEVER
-        return max(way.count_bytes(predicted[k]), estimates[k])
-
-    def estimate(plan: Candidate) -> int:
-        """Return the limit from which on a plan is looked at."""
-        if plan is last:
-            return 0
-        exact = plan.schedule is not None and of_pool  # no arena is smaller than what is alive
-        return math.ceil((plan.pool_bytes + beside) / (1 if exact else NEARLY))
-
-    estimates = [estimate(plan) for plan in plans]
-    for k, plan in enumerate(plans):
-        if estimates[k] > limit or least_limit(k) > limit or not _within_work(way, predicted[k]):
-            continue
-        solution = _confirm(way, plan)
-        if way.count_bytes(solution.memory) <= limit:
-            if interrupted:
-                text = "interrupted: this is the fastest plan that fits of those found so far"
-                warnings = (*solution.warnings, text)
-                solution = replace(solution, interrupted=True, warnings=warnings)
-            return solution
-        predicted[k] = solution.memory
-    if interrupted:
-        raise KeyboardInterrupt
-    least, memory = whole, unplanned
-    for k in sorted(range(len(plans)), key=estimates.__getitem__):
-        if estimates[k] >= least:
-            break  # those that follow need more
-        if least_limit(k) < least and _within_work(way, predicted[k]):
-            least, memory = least_limit(k), predicted[k]
-    raise BudgetError(_describe_too_little(way, limit, memory, least), least)
-
-
-def _within_work(way: Way, memory: Memory) -> bool:
-    """Tell whether a plan does no more work than was asked for."""
-    work = way.options.work
-    return work is None or 1 + memory.recomputed_flops <= work + SLACK
 
 
 def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
@@ -466,14 +433,16 @@ def format_bytes(nbytes: float) -> str:
     return f"{nbytes:.0f} bytes ({in_words(nbytes)})"
 
 
-def _describe_too_little(way: Way, limit: int, memory: Memory, needs: int) -> str:
-    """Describe that no plan fits into ``limit``, where the smallest peaks, and what bounds it."""
-    work, least = way.options.work, way.find_lower_bound()
+def _describe_too_little(way: Way, limit: int, plans: Sequence[Candidate]) -> BudgetError:
+    """Describe that no plan fits into ``limit``: what the smallest needs, and where it peaks."""
+    work, least, unplanned = way.options.work, way.find_lower_bound(), way.measure_unplanned()
+    _, smallest = choose_smallest(way, plans)
+    memory = min((m for m in (smallest, unplanned) if m is not None), key=way.count_bytes)
     nbytes, pool = way.count_bytes(memory), memory.pool_bytes
     text = f"was found that needs at most {format_bytes(limit)}"
     if work is not None:
         text = f"of work={work:g} {text}; give more memory or more work"
-    text = f"no plan {text}; the smallest needs {format_bytes(needs)}."
+    text = f"no plan {text}; the smallest needs {format_bytes(nbytes)}."
     most = int(memory.live[memory.peak])
     # More is alive than the pool takes where a schedule's results lie where a gradient will be.
     if 0 < most <= pool:
@@ -484,4 +453,4 @@ def _describe_too_little(way: Way, limit: int, memory: Memory, needs: int) -> st
     if nbytes != pool:
         text += f" {format_bytes(nbytes - pool)} of it are parameters, gradients, inputs and the "
         text += "optimizer's state, and what operators hold."
-    return text
+    return BudgetError(text, nbytes)

@@ -5,10 +5,9 @@ All calls of the planners are here.
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import functools
 import logging
-import math
 from dataclasses import replace
 from typing import Callable, Hashable, Iterable, Sequence, TypeVar, Union
 
@@ -25,7 +24,13 @@ from memonger.graph.forward import RECORD
 from memonger.graph.operators.recompute import ANY, CPU, GPU, fuses
 from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graphs
-from memonger.planners.candidates import Candidate, MarkPlan, Searched
+from memonger.planners.candidates import (
+    Candidate,
+    MarkPlan,
+    Searched,
+    by_added_time,
+    not_dominated,
+)
 from memonger.planners.marks import chen2016
 from memonger.planners.marks import search as marks_search
 from memonger.planners.marks.copies import settle
@@ -37,7 +42,6 @@ from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.executor import tensors_of
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import build_step, make_parts
-from memonger.schedules.layouts import Refused
 from memonger.schedules.training_step import TrainingStep
 from memonger.solve.memory import (
     Memory,
@@ -61,10 +65,6 @@ T = TypeVar("T")
 #: Where the pool has fewer bytes there is little to save, and such networks often come by the
 #: dozen (a bucket each): they are planned with this patience.
 SMALL, SMALL_PATIENCE = 16 * MB, 0.05
-
-TIGHT = 1.005  # times what is alive: no smaller arena is looked for
-#: Limits of work for which the least memory counts among the plans for more, and for a budget.
-RUNGS = 2.0, 3.0
 
 _searches: Latest[Searched] = Latest(128)
 
@@ -121,12 +121,15 @@ class _Network:
         return rules
 
     @once
+    def predict_unplanned(self) -> Memory:
+        """Replay the network without a plan."""
+        is_fused = fuses(self.request.targets)
+        return predict_marks(self.training, self.no_marks, self.find_held(), is_fused)
+
+    @once
     def measure_unplanned(self) -> Memory:
         """Replay the network without a plan, and bind it once."""
-        memory = predict_marks(
-            self.training, self.no_marks, self.find_held(), fuses(self.request.targets)
-        )
-        memory = confirm(memory, self.request.symbol, self.request)
+        memory = confirm(self.predict_unplanned(), self.request.symbol, self.request)
         if not memory.exact:
             log.info("The memory of plans is known to the MB only, because %s", memory.why_inexact)
         return memory
@@ -176,10 +179,20 @@ class _Network:
     def count_bytes(self, memory: Memory) -> int:
         """Return the bytes of a plan that the budget bounds."""
         budget = self.options.budget
-        assert budget is not None
-        if budget.of == "pool":
+        if budget is None or budget.of == "pool":
             return memory.pool_bytes
         return memory.device_bytes + count_state_bytes(budget, self.graph, self.request)
+
+    def least_bytes(self, plan: Candidate) -> int:
+        """Return what a plan takes at least of the bytes that the budget bounds.
+
+        The tensors of a schedule that are alive at once may take a larger arena.
+        """
+        budget, unplanned = self.options.budget, self.measure_unplanned()
+        if budget is None or budget.of == "pool":
+            return plan.pool_bytes
+        beside = unplanned.beside_bytes + count_state_bytes(budget, self.graph, self.request)
+        return plan.pool_bytes + beside
 
     def find_limit(self) -> int:
         """Return the budget in bytes."""
@@ -201,32 +214,30 @@ class Marks(_Network):
             log.info("%s: %.1f MB", name, counted / MB)
         return searched
 
-    def search_front(self, starts: Sequence[Candidate] = ()) -> Searched:
-        """Search for the plans that no other beats, also from plans of it at other shapes."""
-        unplanned = self.measure_unplanned()
+    def search_front(self) -> Searched:
+        """Search for the plans that no other beats."""
         effort = marks_search.EFFORT.times(self.choose_patience())
         with progress_bar() as progress:
             searched = fastest(
                 self.hints,
                 self.build_rules(),
                 self._time_nodes,
-                [candidate.plan for candidate in starts],
+                [],
                 self.options.kept_copies,
                 effort=effort,
                 progress=progress,
             )
-        # Searches count bytes as MXNet does; elements really have other sizes.
-        share = unplanned.planned.allocated_bytes / max(1, unplanned.planned.pool_bytes)
         step = self.time_operators().step or 1
         plans = [
             replace(
                 candidate,
-                pool_bytes=round(candidate.pool_bytes * share),
+                pool_bytes=self.predict_memory(candidate).pool_bytes,
                 origin="fastest" if candidate.recomputes else NO_PLAN,
                 added_time=candidate.time / step,
             )
             for candidate in searched.plans
         ]
+        plans = not_dominated(plans, by_added_time)
         return Searched(plans, searched.interrupted)
 
     def predict_memory(self, plan: Candidate) -> Memory:
@@ -300,90 +311,65 @@ class Schedules(_Network):
         self._memories: Latest[Memory] = Latest(8)
 
     def search_smallest(self) -> Searched:
-        """Search for the least memory, with no more than for less work; then what has more."""
+        """Search for the least memory; other plans follow, for some keep no layouts."""
         work = self.options.work
-        less = self._search_less_work(work)
-        if less.interrupted:
-            return replace(less, plans=less.plans[::-1])
-        starts = [(plan.origin, plan.plan) for plan in less.plans[-1:]]
-        searched = self._search(
-            lambda search: [search.least_memory(work, starts), *search.alternatives(work)]
+        return self._search(
+            lambda search: [search.least_memory(work), *search.alternatives(work)],
+            self.choose_patience(),
         )
-        if searched.interrupted:
-            return searched
-        return replace(searched, plans=self._put_least_arena_first(searched.plans, less.plans[-1:]))
-
-    def _put_least_arena_first(
-        self, plans: Sequence[Candidate], others: Sequence[Candidate]
-    ) -> Sequence[Candidate]:
-        """Put first the plan of the smallest arena: of the first, of others, and of what is near.
-
-        What is near has hardly more alive than the first; it is tried while no arena is tight.
-        """
-
-        def arena(plan: Candidate) -> float:
-            try:
-                return self.predict_memory(plan).pool_bytes
-            except Refused:
-                return math.inf
-
-        alive, best = plans[0].pool_bytes, plans[0]
-        if arena(best) == math.inf:  # what stands in for it is looked for where it is confirmed
-            return plans
-        for plan in (*others, *plans[1:]):
-            is_near = plan.pool_bytes <= trees.NEAR * alive and arena(best) > TIGHT * alive
-            if (is_near or plan in others) and arena(plan) < arena(best):
-                best = plan
-        return [best, *(plan for plan in plans if plan is not best)]
 
     def search_front(self) -> Searched:
-        """Search for the plans that no other beats, those of least memory included."""
-        searched = self._search_less_work(None)
-        if not searched.interrupted:
-            starts = [(plan.origin, plan.plan) for plan in searched.plans]
-            forward = self.time_operators().forward
-            searched = self._search(lambda search: search.front(starts), forward)
-        return self.add_times(searched)
+        """Search for the plans that no other beats, and for those of least memory.
+
+        Of these none is left out: it may take a smaller arena than one that has less alive.
+        """
+        smallest = search_smallest(self, logging.DEBUG)
+        searches = [smallest]
+        if not smallest.interrupted:
+            with contextlib.suppress(KeyboardInterrupt):
+                searches.append(self.search_by_time(self.choose_patience()))
+        plans = [plan for searched in searches for plan in searched.plans]
+        interrupted = len(searches) < 2 or searches[1].interrupted
+        return Searched(self._add_times(plans), interrupted)
+
+    def search_by_time(self, patience: float) -> Searched:
+        """Search for the plans that no other beats."""
+        forward = self.time_operators().forward
+        searched = self._search(lambda search: search.front(), patience, forward)
+        return Searched(self._add_times(searched.plans), searched.interrupted)
+
+    def _add_times(self, plans: Iterable[Candidate]) -> Sequence[Candidate]:
+        """Estimate the times that plans add to a step, and sort them by these."""
+        times, timed = self.time_operators(), []
+        for plan in plans:
+            recomputed = plan.recomputed(len(self.graph.nodes)) @ times.forward
+            timed.append(replace(plan, added_time=float(recomputed) / times.step))
+        return sorted(timed, key=by_added_time)
 
     def make_plain(self) -> Candidate:
         """Make the candidate that recomputes nothing: its tensors are placed in an arena."""
         schedule = schedules.plain(self.workload)
         return Candidate(0, 1.0, schedule, trees.NO_RECOMPUTATION, added_time=0.0)
 
-    def search_quickly(self) -> Searched:
-        """Search for Pareto-optimal plans as `search_front`, without searches for less work."""
-        forward = self.time_operators().forward
-        return self.add_times(self._search(lambda search: search.front(), forward))
-
-    def search_least(self, work: float | None) -> Searched:
-        """Search for the least memory with this limit of work, as if no budget were given."""
-        self.choose_patience(), self.find_held()  # the copy shares what is known of the network
-        way = copy.copy(self)
-        way.options = replace(self.options, work=work, budget=None)
-        return remember(way.search_smallest, "smallest", way.request, way.options, logging.DEBUG)
-
     def estimate_least(self, work: float) -> int:
         """Estimate the least memory with this limit of work, in bytes: of initial solutions."""
         few = replace(trees.EFFORT, annealing=0)
         return (
-            self._search(lambda search: [search.least_memory(work)], effort=few).plans[0].pool_bytes
+            self._search(lambda search: [search.least_memory(work)], 1.0, effort=few)
+            .plans[0]
+            .pool_bytes
         )
-
-    def _search_less_work(self, work: float | None) -> Searched:
-        """Find the plans of least memory with less work than ``work``; the last is the smallest."""
-        limits = [limit for limit in RUNGS if work is None or limit < work]
-        results, interrupted = run_searches((limit, self.search_least(limit)) for limit in limits)
-        return Searched([searched.plans[0] for _, searched in results], interrupted)
 
     def _search(
         self,
         search: Callable[[trees.ScheduleSearch], Sequence[Candidate]],
+        patience: float,
         weights: Doubles | None = None,
-        effort: trees.Effort | None = None,
+        effort: trees.Effort = trees.EFFORT,
     ) -> Searched:
         """Search for schedules; KeyboardInterrupt before there is one that recomputes is raised."""
         with progress_bar() as progress:
-            effort = effort or trees.EFFORT.times(self.choose_patience())
+            effort = effort.times(patience)
             tree = trees.ScheduleSearch(self.workload, effort, progress, weights, self.parts)
             plans = search(tree)
         if tree.interrupted and all(plan.origin == trees.NO_RECOMPUTATION for plan in plans):
@@ -407,44 +393,20 @@ class Schedules(_Network):
         planned.find_step(self.graph, grad_req, self.mkldnn, step)
         return plan, planned, memory
 
-    def add_times(self, searched: Searched) -> Searched:
-        """Estimate the times that plans add to a step."""
-        plans, times = [], self.time_operators()
-        for plan in searched.plans:
-            recomputed = plan.recomputed(len(self.graph.nodes)) @ times.forward
-            plans.append(replace(plan, added_time=float(recomputed) / times.step))
-        return replace(searched, plans=plans)
-
 
 Way = Union[Marks, Schedules]
 
 
-def search_front(way: Way, starts: Sequence[Candidate] = ()) -> Searched:
-    """Search for the plans that no other beats in memory and time; marks also from ``starts``."""
-    options = replace(way.options, work=None, budget=None, knee=False, slower_than=None)
-    goal = "front", *[plan.key for plan in starts]
-    search = (
-        functools.partial(way.search_front, starts) if isinstance(way, Marks) else way.search_front
-    )
-    return remember(search, goal, way.request, options)
+def search_front(way: Way) -> Searched:
+    """Search for the plans that no other beats in memory and time."""
+    options = replace(way.options, budget=None, knee=False, slower_than=None)
+    return remember(way.search_front, "front", way.request, options)
 
 
-def run_searches(searches: Iterable[tuple[T, Searched]]) -> tuple[list[tuple[T, Searched]], bool]:
-    """List the results of searches until the user ends one, and whether that was so.
-
-    KeyboardInterrupt before the first result is raised.
-    """
-    results: list[tuple[T, Searched]] = []
-    try:
-        for result in searches:
-            results.append(result)
-            if result[1].interrupted:
-                return results, True
-    except KeyboardInterrupt:
-        if not results:
-            raise
-        return results, True
-    return results, False
+def search_smallest(way: Way, level: int = logging.INFO) -> Searched:
+    """Search for the plan of least memory, with the limit of work that there is."""
+    options = replace(way.options, budget=None, knee=False, slower_than=None)
+    return remember(way.search_smallest, "smallest", way.request, options, level)
 
 
 def remember(

@@ -17,7 +17,7 @@ from memonger.api.plan import plan_of
 from memonger.costs.bind import read_planned_mb
 from memonger.solve.options import Options
 from memonger.solve.request import read_request
-from memonger.solve.solution import find_smallest
+from memonger.solve.solution import solve_by
 from memonger.planners.candidates import Candidate, MarkPlan, Searched
 from memonger.solve.ways import Marks, Schedules
 from memonger.support.errors import in_words
@@ -248,7 +248,7 @@ class Misled(Marks):
 def test_a_wrong_prediction_is_not_passed_on(way: Any) -> None:
     """The figures are MXNet's, and it is said; what it finds worse than no plan is not returned."""
     request = read_request(net(), SHAPES)
-    solution = find_smallest(way(request, Options()))
+    solution = solve_by(way(request, Options()))
     plan, said = plan_of(solution), "; ".join(solution.warnings)
     if way is Believing:
         assert not plan.recomputed and plan.planner == "no plan" and "no plan costs less" in said
