@@ -332,7 +332,7 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
         return step
     try:
         for k in range(ROUNDS + 1):
-            inserts = parts.expected.differences(step.replay(), step.rows.source)
+            inserts = parts.expected.differences(step, step.rows.source)
             if not inserts:
                 return step
             if k == ROUNDS:

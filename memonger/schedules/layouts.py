@@ -21,7 +21,7 @@ from memonger.costs import layouts as mkldnn
 from memonger.costs.layouts import ADDED, ANY_LAYOUT, IN_PLACE, NOT_IN_PLACE, PLAIN
 from memonger.costs.replay import Replay
 from memonger.graph.arrays import GraphArrays, gather
-from memonger.graph.operators.layouts import AXES, LAYOUT_AWARE
+from memonger.graph.operators.layouts import AXES
 from memonger.graph.training import StepGraph
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
@@ -52,39 +52,30 @@ class Expected:
         self.output_layout, self.read_layout, self.place, entries = compiled.follow_layouts(
             t, layouts, unplanned.recomputed, unplanned.order, unplanned.reads
         )
-        rows = np.flatnonzero(layouts.adding)
-        self.added = rows[self.place[entries[t.read_start[rows] + 1]] == ADDED]
         self.matters = mkldnn.find_mattering(training, layouts, unplanned.order, entries)
         in_place = (layouts.code == IN_PLACE) & (self.place != NOT_IN_PLACE)
         rows = np.flatnonzero(in_place[t.output_start[:-1]])
         #: Rows that can read their input only if they overwrite it.
         self.overwriting = rows[self.read_layout[t.read_start[rows]] != PLAIN].tolist()
 
-    def differences(self, step: Replay, source: Int32s) -> dict[int, list[Insert]]:
+    def differences(self, training: StepGraph, source: Int32s) -> dict[int, list[Insert]]:
         """Return what to insert at each row of a training step for its layouts to be as expected.
 
         Layouts after an insertion are followed as if it were there. ``source`` is as in `Rows`.
         """
-        training, t = step.training, step.training.arrays
+        t, nothing = training.arrays, np.zeros(0, dtype=np.bool_)
         layouts = mkldnn.find_layouts(training, scoring=True)
         reader, place, inside = _counterparts(t.read_start, self.arrays.read_start, source)
         want_read = np.where(inside & layouts.shows, self.read_layout[place], ANY_LAYOUT)
         maker, same, inside = _counterparts(t.output_start, self.arrays.output_start, source)
         want_output = np.where(inside & self.matters[same], self.output_layout[same], ANY_LAYOUT)
         entries, ops = t.output_start[t.read_row] + t.read_output, np.array(training.ops)
-        # Sums added to here alone, by what knows no layouts: it adds to uninitialised memory.
-        rows = np.flatnonzero(layouts.adding)
-        term = t.read_start[rows] + 1
-        is_plain = step.planned[entries[term]] != step.blocks[entries[term]]
-        is_plain &= ~np.isin(ops[t.read_row[term]], list(LAYOUT_AWARE))
-        is_plain &= ~np.isin(source[rows], self.added)
-        want_output[entries[term[is_plain] - 1]] = PLAIN
         readers = np.bincount(entries[~t.read_ignored], minlength=len(want_output))
         corrected = np.zeros(len(want_output), dtype=np.bool_)  # made plain by what was inserted
         corrected[entries[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
         want_output[(readers == 0) | (corrected & (readers == 1))] = ANY_LAYOUT
         _, read, have, _, other_read, other_output = compiled.lead_layouts(
-            t, layouts, step.recomputed, step.order, step.reads, want_read, want_output
+            t, layouts, nothing, t.first, t.reads, want_read, want_output
         )
         for one, other in _read_with_workspace(t, ops):
             usual = self.read_layout[place[[one, other]]]
