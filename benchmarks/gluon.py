@@ -145,15 +145,26 @@ def made(name: str) -> tuple[Any, Any]:
     return net, x
 
 
+def plan_of(name: str, patience: float, **how: Any) -> memonger.Plan:
+    """Plan a network by its first call."""
+    net, x = made(name)
+    memonger.gluon.plan(net, patience=patience, **how)
+    with autograd.record():
+        net(x)
+    mx.nd.waitall()
+    return memonger.gluon.plan_of(net)
+
+
 def step_of(name: str, way: str, patience: float) -> Callable[[], None]:
-    """Make what runs one training step to its end; planned already."""
+    """Make what runs one training step to its end; its plan is searched for already."""
     net, x = made(name)
     if way in ("plain", "static_alloc"):
         net.hybridize(static_alloc=way == "static_alloc")
     else:
-        memonger.gluon.plan(net, data=x.shape, patience=patience, **WAYS[way])
-    if "Module" in way:
-        return module_step(memonger.gluon.plan_of(net).symbol, x)
+        plan = plan_of(name, patience, **WAYS[way])  # it is remembered for the first step
+        if "Module" in way:
+            return module_step(plan.symbol, x)
+        memonger.gluon.plan(net, patience=patience, **WAYS[way])
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-4})
 
     def step() -> None:
@@ -197,7 +208,9 @@ def gradients_of_loss(outputs: Sequence[Any]) -> list[Any]:
 def stub_seconds(name: str, patience: float) -> float:
     """Measure the CPU seconds of a planned block's call beside those of its executor."""
     net, x = made(name)
-    memonger.gluon.plan(net, data=x.shape, patience=patience, how="marks")
+    memonger.gluon.plan(net, patience=patience, how="marks")
+    with autograd.record():
+        net(x)
     symbol, row, known = memonger.gluon.plan_of(net).symbol, x[:1], net.collect_params()
     arrays = {each: known[each].data() if each in known else row for each in symbol.list_inputs()}
     gradients = {each: known[each].grad() for each in symbol.list_arguments() if each in known}

@@ -2,7 +2,7 @@
 
 The workers add up their gradients with MXNet's distributed kvstore. Without ``--local`` this is one
 process of a job, and the DMLC_* variables say which; ``--local 2`` starts a whole job on this
-machine. Every worker plans by itself; before the first step they make sure that all have the same
+machine. Every worker plans by itself; after the first step they make sure that all have the same
 plan. Where a process of the job dies, the others stop with a message (exit status 75). Start the
 job again with ``--resume``, and it ends with the same bits as if nothing had happened (but of
 ``dist_async``, no two runs of which are equal).
@@ -64,12 +64,15 @@ class ByGluon:
         self.options, self.store, self.net = options, store, network(options)
         self.loss = gluon.loss.SoftmaxCrossEntropyLoss()
         self.batch = options.batch * (store.num_workers if options.sync else 1)
-        self.plan = None
         if options.how == "none":
             self.net.hybridize()
         else:
-            memonger.gluon.plan(self.net, data=options.shape, ctx=options.ctx, **PLANS[options.how])
-            self.plan = memonger.gluon.plan_of(self.net)
+            memonger.gluon.plan(self.net, ctx=options.ctx, **PLANS[options.how])
+
+    @property
+    def plan(self) -> Optional[memonger.Plan]:
+        """The plan, once a step was run."""
+        return None if self.options.how == "none" else memonger.gluon.plan_of(self.net)
 
     def start(self) -> None:
         """Give the weights to the kvstore."""
@@ -261,8 +264,6 @@ def train(options: argparse.Namespace, store: Any) -> None:
     # Module's keys are strings, a Trainer's are numbers; MXNet fails from 215,000 on.
     digest, epochs, statistics = names if options.api == "module" else range(100_000, 100_003)
     training: Any = (ByGluon if options.api == "gluon" else ByModule)(options, store)
-    if training.plan is not None:
-        same_plan(store, digest, training.plan)
     first = begin(store, epochs, options)
     folder = os.path.join(options.checkpoints, f"epoch-{first}")
     if first:
@@ -274,8 +275,10 @@ def train(options: argparse.Namespace, store: Any) -> None:
         print(f"worker {store.rank}, process {os.getpid()}: epoch {epoch}", flush=True)
         # MXNet tells nobody the state of its random numbers; so it is set anew in each epoch.
         mx.random.seed(1 + epoch * store.num_workers + (0 if options.same_data else store.rank))
-        for x, y in batches(options, store, epoch):
+        for k, (x, y) in enumerate(batches(options, store, epoch)):
             training.step(*(mx.nd.array(each, ctx=options.ctx) for each in (x, y)))
+            if k == 0 and epoch == first and training.plan is not None:
+                same_plan(store, digest, training.plan)
         if options.sync:
             average(store, statistics, training, epoch == first)
         if options.checkpoints and (options.sync or store.rank == 0):

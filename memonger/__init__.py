@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,15 @@ __all__ = (
     "Session check disable enable explain frontier get_cost largest_batch load load_plan "
     "make_mirror_plan plan pool_bytes search_plan search_plan_to_layer unplan"
 ).split()
+
+
+def _note_marks() -> None:
+    """Note from now on how variables are marked on autograd's tape, which planned blocks read."""
+    with contextlib.suppress(MemongerError):  # told when memonger is first used
+        importlib.import_module("memonger.support.variables")
+
+
+_mxnet.when_imported(_note_marks)
 
 
 def __getattr__(name: str) -> object:

@@ -19,7 +19,7 @@ WINGS = (
 STRANGERS = {"planners.marks", "planners.trees", "schedules.execution"}  # to one another
 
 MXNET = (
-    "support.mxnet support.versions support.symbols graph.operators.tensors "
+    "support.mxnet support.variables support.versions support.symbols graph.operators.tensors "
     "graph.operators.gradients graph.inputs graph.read graph.marks costs.bind costs.time.measured"
 ).split()
 MXNET_WINGS = ("schedules.execution", "solve", "api", "gluon", "scripts", "cli")

@@ -14,10 +14,10 @@ import threading
 from typing import TYPE_CHECKING, Any, Iterable, Iterator
 
 from memonger.gluon import tape
-from memonger.gluon.tape import LIB
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.signals import signals_put_off
+from memonger.support.variables import LIB, symbol_of
 
 if TYPE_CHECKING:
     from _ctypes import CFuncPtr
@@ -54,8 +54,8 @@ def _watched(is_partial: bool = False) -> Iterator[None]:
 
 def _calls_below(heads: Iterable[object]) -> list[Call]:
     """Return the calls of planned blocks that arrays, given by handles, were computed from."""
-    calls = {tape.symbol_of(call.last.handle).name: call for call in tape.release()}
-    symbols = [tape.symbol_of(_Handle(head)) for head in heads] if calls else []
+    calls = {symbol_of(call.last.handle).name: call for call in tape.release()}
+    symbols = [symbol_of(_Handle(head)) for head in heads] if calls else []
     if any(symbol is None for symbol in symbols):  # MXNet complains of these
         return []
     names = {name for symbol in symbols for name in symbol.list_inputs()}

@@ -12,15 +12,15 @@ from typing import Any, Callable, MutableMapping, TypeVar
 
 from memonger.api import planning
 from memonger.api.plan import Plan
-from memonger.gluon import autograd, tape
+from memonger.gluon import autograd
 from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.gluon.sparse import planned_op
-from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
+from memonger.graph.inputs import did_you_mean
 from memonger.schedules.execution.arena import address
 from memonger.solve.options import AUTO, read_options
 from memonger.solve.request import NAMING
-from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.errors import MemongerError
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.types import Block, Keywords, NDArray
 from memonger.support.versions import MXNET_ERRORS
@@ -32,15 +32,17 @@ _blocks: MutableMapping[Block, PlannedBlock] = weakref.WeakKeyDictionary()
 #: How other blocks are planned, once `plan_others` was called.
 _others: Callable[[Block], PlannedBlock] | None = None
 
+_AT_FIRST_CALL = "the plan is made at the first call under autograd.record(), for its inputs"
 #: The options of ``memonger.plan`` that Gluon has elsewhere.
 _ELSEWHERE = {
+    **dict.fromkeys(("shapes", "type_dict"), _AT_FIRST_CALL),
     "grad_req": "set it on the parameters: net.collect_params().setattr('grad_req', ...)",
     "devices": "each device's part of the batch is a call of the block",
 }
 _OPTIONS = [
     name
     for name, parameter in inspect.signature(planning.plan).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY and name not in (*_ELSEWHERE, "type_dict")
+    if parameter.kind is parameter.KEYWORD_ONLY and name not in _ELSEWHERE
 ]
 _REPLACED = "_memonger"  # an attribute of the functions that are `_replacement`s
 #: The options that are handed to ``hybridize``. (A ``backend`` would change the graph.)
@@ -50,13 +52,13 @@ _FLAGS = (
 
 
 def plan(  # type: ignore[misc]  # options of memonger.plan go through
-    net: Net, shapes: object = None, *, type_dict: object = None, **options: Any
+    net: Net, shapes: object = None, **options: Any
 ) -> Net:
     """Plan a block in place of ``net.hybridize()``; the training loop stays as it is.
 
-    The plan is made at the first call under ``autograd.record()``, or now if shapes are given. It
-    is used for all later calls in training mode, of any shapes. Calls that run more gradients
-    (layers were frozen), or take more than a budget of bytes, get plans of their own. Results,
+    The plan is made at the first call under ``autograd.record()``, and is used for all later calls
+    in training mode, of inputs of any shapes. Calls that run other gradients (layers were frozen),
+    or take more than a budget of bytes, get plans of their own. Results,
     gradients and running statistics are those of ``net.hybridize()``, bit for bit. All else is left
     to Gluon: inference, names, files, copies (which have no plan). Where Gluon makes a new graph
     (``hybridize``, ``cast``, a layer added), a new plan is made.
@@ -69,11 +71,6 @@ def plan(  # type: ignore[misc]  # options of memonger.plan go through
     ----------
     net : mx.gluon.HybridBlock
         The block. It is hybridized if it is not yet.
-    shapes : dict or list of mx.io.DataDesc, optional
-        Shapes of the inputs, to plan now: ``data``, or ``data0``, ``data1`` ... where there are
-        several. They may be given as keywords too. The net must be initialized.
-    type_dict : dict, optional
-        Types of these inputs by name; by default that of the first parameter.
     **options
         What `memonger.plan` takes by keyword, but ``grad_req`` and ``devices``. The default is
         ``how='auto'``. What ``hybridize`` takes (``static_alloc=True``), but
@@ -87,9 +84,9 @@ def plan(  # type: ignore[misc]  # options of memonger.plan go through
     Raises
     ------
     MemongerError
-        If it is no HybridBlock, an option is wrong, or the shapes do not fit the net.
+        If it is no HybridBlock, or an option is wrong.
     BudgetError
-        If no plan that was found fits the budget: here, or from a recorded call.
+        If no plan that was found fits the budget: from the first recorded call.
 
     Examples
     --------
@@ -102,19 +99,15 @@ def plan(  # type: ignore[misc]  # options of memonger.plan go through
     """
     hybrid = _check_block(net)
     flags = {name: options.pop(name) for name in _FLAGS if name in options}
-    block, inputs = _read_keywords(hybrid, options)
+    if shapes is not None:
+        options["shapes"] = shapes
+    block = _read_options(hybrid, options)
     _install()
     if flags or not hybrid._active:
         hybrid.hybridize(**flags)
     # An earlier plan goes, and with it the CachedOp, which the next call makes anew.
     unplan(net)
     _plan_later(net, block)
-    if shapes is not None or inputs:
-        try:
-            _plan_now(net, shapes, inputs, type_dict)
-        except BaseException:
-            unplan(net)
-            raise
     return net
 
 
@@ -149,8 +142,7 @@ def plan_of(net: Block) -> Plan:
     if decision is None or decision.plan is None:
         raise MemongerError(
             f"{net.name} has no plan before its first call under autograd.record() of which a "
-            "gradient is wanted; call it, or give the shapes of its inputs: "
-            "memonger.gluon.plan(net, data=(32, 3, 224, 224))"
+            "gradient is wanted; call it"
         )
     return decision.plan
 
@@ -195,24 +187,22 @@ def _check_block(net: object) -> Block:
     raise MemongerError(f"the net must be an mx.gluon.HybridBlock, not {kind} {net!r}")
 
 
-def _read_keywords(net: Block, keywords: Keywords) -> tuple[PlannedBlock, Keywords]:
-    """Check the keywords of `plan`; separate the options from the shapes of inputs."""
-    for name, remedy in _ELSEWHERE.items():
-        if name in keywords:
+def _read_options(net: Block, keywords: Keywords) -> PlannedBlock:
+    """Check the keywords of `plan`."""
+    for name, value in keywords.items():
+        is_shape = name not in _OPTIONS and isinstance(value, (list, tuple))
+        if name in _ELSEWHERE or is_shape:
+            remedy = _ELSEWHERE.get(name, _AT_FIRST_CALL)
             raise MemongerError(f"memonger.gluon.plan takes no {name}=; {remedy}")
-    options = {name: value for name, value in keywords.items() if name in _OPTIONS}
-    options.setdefault("how", AUTO)
+        if name not in _OPTIONS:
+            hint = did_you_mean(name, [*_OPTIONS, *_FLAGS], "memonger.plan has the others")
+            raise MemongerError(f"unknown option {name!r}{hint}")
+    options = {"how": AUTO, **keywords}
     for name in ("keep", "recompute"):
         if options.get(name) is not None:
             options[name] = _read_scopes(options[name])
     checked = read_options(**{k: v for k, v in options.items() if k not in NAMING})
-    inputs = {name: value for name, value in keywords.items() if name not in _OPTIONS}
-    for name, shape in inputs.items():
-        if not isinstance(shape, (list, tuple)):
-            names = [*_OPTIONS, *_FLAGS]
-            hint = did_you_mean(name, names, "shapes of inputs are tuples of integers")
-            raise MemongerError(f"unknown option {name!r}{hint}")
-    return PlannedBlock(net.name, options, checked.budget), inputs
+    return PlannedBlock(net.name, options, checked.budget)
 
 
 def _read_scopes(selector: object) -> list[object]:
@@ -244,7 +234,6 @@ def _plan_later(net: Block, block: PlannedBlock) -> None:
     for parameter in net.collect_params().values():
         with contextlib.suppress(*MXNET_ERRORS):  # not initialized yet, or sparse
             arrays += parameter.list_data()
-    tape.learn_requests(arrays)
     if may_wait():
         mx.nd.waitall()
         for array in arrays:
@@ -253,52 +242,9 @@ def _plan_later(net: Block, block: PlannedBlock) -> None:
     weakref.finalize(net, free_unused)
 
 
-def _plan_now(net: Block, shapes: object, keywords: Keywords, type_dict: object) -> None:
-    """Make the plan for inputs of these shapes; nothing is computed."""
-    if isinstance(net, mx.gluon.SymbolBlock):
-        names = [variable.name for variable in net._cached_graph[0]]
-    else:  # as Gluon names them (``HybridBlock._get_graph``)
-        count = len({name for name, _ in [*read_pairs(shapes, {}, {}), *keywords.items()]})
-        names = ["data"] if count == 1 else [f"data{k}" for k in range(count)]
-    variables = mx.sym.Group([mx.sym.var(name) for name in names])
-    spec = read_shapes(variables, shapes, keywords, type_dict)
-    for name in names:
-        if name not in spec.shapes:
-            raise MemongerError(f"the shape of input {name!r} is missing; give {name}=(...) too")
-    parameters, ctx = net.collect_params().values(), mx.cpu()
-    try:
-        for parameter in parameters:
-            ctx = parameter.list_ctx()[0]
-    except MXNET_ERRORS:
-        raise MemongerError(
-            f"parameter {parameter.name!r} is not initialized; call net.initialize() before a plan "
-            "is made for shapes, or give no shapes here"
-        ) from None
-    usual = next((parameter.dtype for parameter in parameters), "float32")
-    # These take no memory, because nothing is written there.
-    inputs = [mx.nd.empty(spec.shapes[n], ctx, spec.types.get(n, usual)) for n in names]
-    if mx.util.is_np_array():
-        inputs = [array.as_np_ndarray() for array in inputs]
-    with ctx:
-        try:
-            net._build_cache(*inputs)
-            symbol = net._cached_graph[1]
-            arrays = {
-                name: inputs[source] if is_input else source.data(ctx)
-                for name, (is_input, source) in zip(symbol.list_inputs(), net._cached_op_args)
-            }
-            symbol.infer_shape(**{name: array.shape for name, array in arrays.items()})
-        except Exception as error:  # of the net's own code, too
-            raise MemongerError(
-                f"{net.name} does not take inputs of shapes {spec.shapes}: {said_by_mxnet(error)}"
-            ) from error
-    net._cached_op.plan_now(arrays)
-
-
 def _install() -> None:
     """Put a `PlannedOp` where Gluon has made the CachedOp of a planned block, from now on."""
     autograd.install()
-    tape.install()
     classes = [mx.gluon.HybridBlock]
     for kind in classes:  # those that ``mx.util.use_np`` has decorated have methods of their own
         classes += kind.__subclasses__()

@@ -25,6 +25,7 @@ from memonger.support.mxnet import environment, may_wait, mx, without_notices
 from memonger.support.signals import signals_put_off
 from memonger.support.symbols import attributes, read
 from memonger.support.types import Context, Executor, Json, NDArray, Parameter, Symbol
+from memonger.support.variables import WRITE
 
 if TYPE_CHECKING:
     Arrays = Mapping[str, NDArray]  # by the names of inputs, of arguments or of states
@@ -160,17 +161,16 @@ class Runner:
             name: array if name in graph.parameters else mx.nd.zeros_like(array.as_nd_ndarray())
             for name, array in arrays.items()
         }
-        self._marks = self._marks_of(arrays)
-        own = {name: arrays[name].grad for name in self._marks}
+        own = {n: arrays[n].grad for n in self._wanted_names if n in graph.parameters}
         sparse = {name for name, array in own.items() if array.stype != "default"}
         for name in sparse:
-            if requests[name] != tape.WRITE:
+            if requests[name] != WRITE:
                 raise MemongerError(
                     f"the gradient of {name!r} is added to an array that is stored as "
                     f"{own[name].stype}, which no plan does; mark it with a dense array"
                 )
         #: The arrays of the parameters' gradients, where the executor writes these at once.
-        self._own = {n: a for n, a in own.items() if requests[n] == tape.WRITE and n not in sparse}
+        self._own = {n: a for n, a in own.items() if requests[n] == WRITE and n not in sparse}
         # Of mx.nd, whose operators take no arrays of mx.np; MXNet looks up arguments in these, and
         # auxiliary states.
         bound = {name: array.as_nd_ndarray() for name, array in self._bound.items()}
@@ -196,16 +196,6 @@ class Runner:
         """Forget the gradients of a backward pass that did not come to its end."""
         self._gradients: dict[str, NDArray] = {}  # the arrays in which the tape wants them, by name
         self._heads: dict[int, NDArray] = {}  # the gradients of the outputs
-
-    def is_bound_to(self, arrays: Arrays) -> bool:
-        """Tell whether these are still the parameters' arrays, and their gradients' too."""
-        same = all(arrays[name] is self._bound[name] for name in self.graph.parameters)
-        return same and self._marks_of(arrays) == self._marks
-
-    def _marks_of(self, arrays: Arrays) -> dict[str, tape.Mark | None]:
-        """Return the marks of the parameters whose gradients are wanted."""
-        names = (name for name in self._wanted_names if name in self.graph.parameters)
-        return {name: tape.mark_of(arrays[name]) for name in names}
 
     def _run_forward(self) -> None:
         # If a block is called twice, several executors move its statistics.

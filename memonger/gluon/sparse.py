@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple, Sequence
 
-from memonger.gluon import tape
 from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.runner import reached
 from memonger.graph.inputs import read_shapes
@@ -22,6 +21,7 @@ from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import Settings, mx
 from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Block, NDArray, Parameter, Symbol
+from memonger.support.variables import NULL, mark_of
 
 if TYPE_CHECKING:
     from memonger.gluon.runner import Arrays
@@ -143,10 +143,9 @@ class SplitOp(PlannedOp):
 
         front, rest, self._results = parts
         self._whole, self._all_names = usual, symbol.list_inputs()
-        self._front_symbol, self._front = front, cached_op(front)
-        self._front_names, names = front.list_inputs(), rest.list_inputs()
+        self._front, self._front_names = cached_op(front), front.list_inputs()
+        names = rest.list_inputs()
         self._shared = set(self._front_names).intersection(names).difference(parameters)
-        self._front_parameters = [parameters[n] for n in self._front_names if n in parameters]
         own = {name: source for name, source in parameters.items() if name in names}
         super().__init__(block, cached_op(rest), rest, own)
 
@@ -158,7 +157,7 @@ class SplitOp(PlannedOp):
             return self._whole(*arrays)
         named = dict(zip(self._all_names, arrays))
         for name in self._shared:
-            if tape.request_of(named[name]) != tape.NULL:
+            if mark_of(named[name]).request != NULL:
                 # The terms of its gradient would be added in another order.
                 self._block.refuse(
                     f"{name!r}, of which a gradient is wanted, is read by operators with sparse "
@@ -169,15 +168,3 @@ class SplitOp(PlannedOp):
         results = [results] if isinstance(results, mx.nd.NDArray) else results
         named.update(zip(self._results, results))
         return super().__call__(*[named[name] for name in self._names])
-
-    def plan_now(self, arrays: Arrays, inputs: Iterable[str] = ()) -> None:
-        """Make the plan for inputs and parameters like these arrays; nothing is computed."""
-        symbol, arrays = self._front_symbol, dict(arrays)
-        _, shapes, _ = symbol.infer_shape(**{n: arrays[n].shape for n in self._front_names})
-        _, types, _ = symbol.infer_type(**{n: arrays[n].dtype for n in self._front_names})
-        ctx = arrays[self._all_names[0]].context
-        for name, shape, dtype in zip(self._results, shapes, types):
-            arrays[name] = mx.nd.empty(shape, ctx, dtype)
-        if any(parameter.grad_req != "null" for parameter in self._front_parameters):
-            inputs = [*inputs, *self._results]
-        super().plan_now({name: arrays[name] for name in self._names}, inputs)

@@ -18,7 +18,6 @@ import ctypes
 import weakref
 from typing import TYPE_CHECKING, Callable, Sequence
 
-from memonger.gluon.tape import LIB, check_call
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import load_nodes
 from memonger.support.types import Context, Json, NDArray, Symbol
@@ -66,7 +65,8 @@ class Stub:
                 call(kind, int(number), array)
 
         self._hook = _HOOK(hook)
-        check_call(LIB.MXCachedOpRegisterOpHook(self._op.handle, self._hook, ctypes.c_int(0)))
+        register = mx.base._LIB.MXCachedOpRegisterOpHook
+        mx.base.check_call(register(self._op.handle, self._hook, ctypes.c_int(0)))
 
     def __call__(
         self, others: list[NDArray], lease: NDArray, results: list[NDArray], last: NDArray

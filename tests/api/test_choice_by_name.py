@@ -228,7 +228,9 @@ def block() -> Any:
 def test_blocks_within_a_block_are_named(how: str) -> None:
     layers = block()
     inner: Sequence[Any] = [layers[1], layers[2][0]]
-    memonger.gluon.plan(layers, data=(256, 64), keep=inner, **HOWS[how])
+    memonger.gluon.plan(layers, keep=inner, **HOWS[how])
+    with mx.autograd.record():
+        layers(mx.nd.ones((256, 64)))
     plan = memonger.gluon.plan_of(layers)
     chosen = names(plan, "keep")
     assert all(name.startswith(("stage1_", "stage2_dense0")) for name in chosen)
@@ -237,11 +239,14 @@ def test_blocks_within_a_block_are_named(how: str) -> None:
 
 def test_a_block_raises_for_a_pattern_that_matches_nothing() -> None:
     layers = block()
-    memonger.gluon.plan(layers, recompute="::Activatoin")
-    with mx.autograd.record(), pytest.raises(UnmatchedError, match="nearest are 'Activation'"):
-        layers(mx.nd.ones((8, 64)))
-    with pytest.raises(UnmatchedError, match="matches no operator"):
-        memonger.gluon.plan(layers, data=(8, 64), keep=mx.gluon.nn.Dense(3, prefix="other_"))
+    other = mx.gluon.nn.Dense(3, prefix="other_")
+    for options, message in (
+        ({"recompute": "::Activatoin"}, "nearest are 'Activation'"),
+        ({"keep": other}, "matches no operator"),
+    ):
+        memonger.gluon.plan(layers, **options)
+        with mx.autograd.record(), pytest.raises(UnmatchedError, match=message):
+            layers(mx.nd.ones((8, 64)))
 
 
 def test_a_script_trains_a_network_without_the_name_as_it_is(

@@ -181,11 +181,19 @@ def different(one: Arrays, other: Arrays) -> list[str]:
     return [n for n in one if np.asarray(one[n]).tobytes() != np.asarray(other[n]).tobytes()]
 
 
-def planned(net: Any, shapes: Any = None, **options: Any) -> Any:
-    """Return a block with a plan from a short search: marks, where no options say otherwise."""
+def planned(net: Any, *shapes: Any, **options: Any) -> Any:
+    """Return a block with a plan from a short search: marks, where no options say otherwise.
+
+    The plan is made at the first call, which is here where shapes of the inputs are given.
+    """
     if not options.keys() & {"how", "budget"}:
         options["how"] = "marks"
-    return memonger.gluon.plan(net, shapes, patience=PATIENCE, **options)
+    memonger.gluon.plan(net, patience=PATIENCE, **options)
+    if shapes:
+        types = [parameter.dtype for parameter in net.collect_params().values()]
+        with mx.autograd.record():
+            net(*[mx.nd.ones(shape, dtype=types[0]) for shape in shapes])
+    return net
 
 
 def taught(net: Any, steps: int = 3) -> Any:
