@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from memonger.support.variables import NULL, WRITE, Mark, mark_of
 if TYPE_CHECKING:
     from memonger.gluon.runner import Arrays
 
-    Shapes = Tuple[Tuple[int, ...], ...]
     Find = Callable[..., Plan]  # type: ignore[misc]  # with the arguments of `plan`
 
 log = logging.getLogger("memonger")
@@ -35,26 +34,29 @@ MAX_RUNNERS = 32  # kinds of calls (shapes, gradients) for which a pool stays bo
 
 
 class Kind(NamedTuple):
-    """The properties of a call on which its plan depends, but for the shapes."""
+    """The properties of a call on which its plan depends."""
 
     types: tuple[tuple[type, str], ...]  # of the inputs: as arrays, and of their elements
     np_shape: bool  # whether MXNet reads shapes as NumPy: () is that of a scalar
+    shapes: tuple[tuple[int, ...], ...]  # of the inputs
     run: frozenset[int]  # the operators whose gradients run
 
 
 @dataclass
 class Decision:
-    """Whether and how calls of a kind are planned."""
+    """Whether and how calls are planned, as decided for one kind of them."""
 
+    kind: Kind
     plan: Plan | None = None
     graph: PlannedGraph | None = None  # None: these calls train without a plan
     refusal: str = ""  # why they cannot be planned
-    largest: Shapes | None = None  # the inputs for which it holds; None: those of any shapes
+    for_all_shapes: bool = False  # or for no larger inputs
 
-    def holds(self, shapes: Shapes) -> bool:
-        """Tell whether the decision holds for inputs of these shapes."""
-        pairs = zip(shapes, self.largest or shapes)
-        return all(len(a) == len(b) and all(n <= most for n, most in zip(a, b)) for a, b in pairs)
+    def holds(self, kind: Kind) -> bool:
+        """Tell whether the decision holds for calls of another kind, with no more gradients."""
+        pairs = [] if self.for_all_shapes else zip(kind.shapes, self.kind.shapes)
+        fits = (len(a) == len(b) and all(n <= most for n, most in zip(a, b)) for a, b in pairs)
+        return kind[:2] == self.kind[:2] and kind.run <= self.kind.run and all(fits)
 
 
 @dataclass
@@ -68,13 +70,11 @@ class PlannedBlock:
     decision: Decision | None = None  # of the latest call
     reasons: set[str] = field(default_factory=set)  # logged, why calls train without a plan
 
-    def refuse(self, reason: str, shapes: Shapes | None = None) -> Decision:
-        """Warn, once for each reason, that calls for these shapes train without a plan."""
+    def refuse(self, reason: str) -> None:
+        """Warn, once for each reason, that the block trains without a plan."""
         if reason not in self.reasons:
             log.warning("%s trains without a plan: %s", self.name, reason)
         self.reasons.add(reason)
-        self.decision = Decision(refusal=reason, largest=shapes)
-        return self.decision
 
 
 class Pool:
@@ -123,7 +123,7 @@ class PlannedOp:
 
     Gluon makes a new one where it makes a new CachedOp: after ``hybridize``, ``cast``, or when a
     layer was added. A plan is made at the first recorded call in training mode. Later calls that
-    run other gradients, because layers were frozen then, get plans of their own.
+    run more gradients, because layers were frozen then, get plans of their own.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class PlannedOp:
         self._parameters, self._refusal = parameters, refusal
         self._inputs = [name for name in self._names if name not in self._parameters]
         self._arguments = self._symbol.list_arguments()
-        self._decisions: dict[Kind, list[Decision]] = {}
+        self._decisions: list[Decision] = []
         self._run: dict[frozenset[str], frozenset[int]] = {}  # `Kind.run` by wanted arguments
         #: By device, and by thread: to an executor MXNet gives the temporary space and the random
         #: numbers of the thread that binds it (``ResourceManager::Get``). On another one, its
@@ -165,15 +165,13 @@ class PlannedOp:
         wanted = frozenset(name for name, mark in marks.items() if mark.request != NULL)
         if not wanted:
             return self._usual(*arrays)
-        decisions = self._decisions.setdefault(self._kind(named, wanted), [])
-        shapes = tuple(named[name].shape for name in self._inputs)
-        pool, outputs = self._free_pool(device), None
+        kind, pool, outputs = self._kind(named, wanted), self._free_pool(device), None
         try:
             with self._lock:  # of the threads that call this block
-                decision = next((past for past in decisions if past.holds(shapes)), None)
+                decision = next((past for past in self._decisions if past.holds(kind)), None)
                 if decision is None:
-                    decision = self._decide(named, wanted, shapes)
-                    decisions.insert(0, decision)
+                    decision = self._decide(named, wanted, kind)
+                    self._decisions.append(decision)
                 self._block.decision = decision
                 if decision.graph is not None:
                     outputs = pool.run(decision.graph, named, marks)
@@ -182,7 +180,9 @@ class PlannedOp:
         except (MemongerError, mx.MXNetError) as error:
             outputs = self._usual(*arrays)  # raises as without a plan if the call is at fault
             reason = said_by_mxnet(error) if isinstance(error, mx.MXNetError) else str(error)
-            decisions.insert(0, self._block.refuse(reason, shapes))
+            self._block.refuse(reason)
+            self._block.decision = Decision(kind, refusal=reason)
+            self._decisions.insert(0, self._block.decision)
         return self._usual(*arrays) if outputs is None else outputs
 
     def _kind(self, arrays: Arrays, wanted: frozenset[str]) -> Kind:
@@ -192,33 +192,35 @@ class PlannedOp:
             self._run[wanted] = frozenset(k for k in runs if nodes[k]["op"] != "null")
         inputs = [arrays[name] for name in self._inputs]
         types = tuple((type(array), np.dtype(array.dtype).name) for array in inputs)
-        return Kind(types, mx.util.is_np_shape(), self._run[wanted])
+        shapes = tuple(array.shape for array in inputs)
+        return Kind(types, mx.util.is_np_shape(), shapes, self._run[wanted])
 
-    def _decide(self, arrays: Arrays, wanted: frozenset[str], shapes: Shapes) -> Decision:
-        """Make the plan for a call; ``shapes`` are those of its inputs."""
+    def _decide(self, arrays: Arrays, wanted: frozenset[str], kind: Kind) -> Decision:
+        """Make the plan for a call."""
         if self._refusal:
             raise MemongerError(self._refusal)
         for name, array in arrays.items():
             if array.stype != "default":
                 raise MemongerError(f"{name!r} is {array.stype}, and a plan needs dense arrays")
-        all_shapes = {name: arrays[name].shape for name in self._names}
+        shapes = {name: arrays[name].shape for name in self._names}
         types = {name: np.dtype(arrays[name].dtype).name for name in self._names}
         on_gpu = arrays[self._names[0]].context.device_type == GPU
         block = self._block
         with mx.autograd.pause():
             plan = block.find(
-                with_copied_outputs(self._symbol, all_shapes, types),
-                all_shapes,
+                with_copied_outputs(self._symbol, shapes, types),
+                shapes,
                 type_dict=types,
                 grad_req={n: "write" if n in wanted else "null" for n in self._arguments},
                 **{"ctx": GPU if on_gpu else ANY, **block.options},
             )
         if not plan.is_used:
-            return Decision(plan, largest=shapes)
+            return Decision(kind, plan)
         graph = PlannedGraph(plan.symbol, self._names, self._parameters, self._usual.is_np_sym)
         # Other calls may take more than a budget of bytes, but hardly more than such a share.
-        is_limited = block.budget is not None and not block.budget.is_share
-        return Decision(plan, graph, largest=shapes if is_limited else None)
+        return Decision(
+            kind, plan, graph, for_all_shapes=block.budget is None or block.budget.is_share
+        )
 
     def _free_pool(self, ctx: Context) -> Pool:
         """Return memory that no call uses; a thread has as many pools as calls alive on a device.

@@ -57,7 +57,7 @@ def plan(  # type: ignore[misc]  # options of memonger.plan go through
     """Plan a block in place of ``net.hybridize()``; the training loop stays as it is.
 
     The plan is made at the first call under ``autograd.record()``, and is used for all later calls
-    in training mode, of inputs of any shapes. Calls that run other gradients (layers were frozen),
+    in training mode, of inputs of any shapes. Calls that run more gradients (layers were frozen),
     or take more than a budget of bytes, get plans of their own. Results,
     gradients and running statistics are those of ``net.hybridize()``, bit for bit. All else is left
     to Gluon: inference, names, files, copies (which have no plan). Where Gluon makes a new graph
