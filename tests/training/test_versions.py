@@ -10,13 +10,17 @@ import mxnet as mx
 import pytest
 from memonger import cli
 from memonger.costs.bind import bind, read_planned_mb
+from memonger.support import versions
 from memonger.support.versions import VERSION
 
 import blocks
 import modules
 import networks
 from zoo import GOLDEN, LARGE, TINY, Builders, load
-from planned import HOWS, assert_alike, forward, marked
+from planned import HOWS as ALL_HOWS
+from planned import assert_alike, forward, marked
+
+HOWS = {how: ALL_HOWS[how] for how in ALL_HOWS if how != "schedule" or versions.CAN_SCHEDULE}
 
 pytestmark = pytest.mark.versions
 
@@ -69,6 +73,18 @@ def test_small_networks_train_to_the_same_bits(name: str, how: str) -> None:
     symbol, shapes = SMALL[name]()
     plan = memonger.plan(symbol, shapes, **QUICK, **HOWS[how])
     assert_alike(symbol, plan.symbol, shapes)
+
+
+def test_where_no_schedule_can_run_marks_are_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with MXNet 1.6."""
+    monkeypatch.setattr(versions, "CAN_SCHEDULE", False)
+    symbol, shapes = SMALL["resnet"]()
+    with pytest.raises(memonger.MemongerError, match="which takes 1.7 or later; plan with how="):
+        memonger.plan(symbol, shapes, **QUICK, how="schedule")
+    assert memonger.plan(symbol, shapes, **QUICK, how="auto").schedule is None
+    assert "planning by marks, because no schedule can hold this network: MXNet" in caplog.text
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -21,7 +21,7 @@ from typing import Callable, Iterator, Tuple
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Attributes
 from memonger.support.mxnet import built_with_mkldnn
-from memonger.support.versions import KNOWS_NP
+from memonger.support.versions import VERSION
 
 Options = Tuple[Tuple[int, int, bool], ...]  # (input, output, whether the output is the input)
 
@@ -206,7 +206,7 @@ _OPTIONS: dict[str, Options | Callable[[Attributes], Options]] = {
 
 def inplace_options(op: str, attrs: Attributes, num_inputs: int) -> Options | None:
     """Return an operator's in-place options in the planner's order, or None if it is not known."""
-    unknown = _UNKNOWN.match(op) or ("_np" in op and not KNOWS_NP)
+    unknown = _UNKNOWN.match(op) or ("_np" in op and VERSION < 10700)  # 1.6 has others
     options = None if unknown else _OPTIONS.get(op, _NONE)
     if callable(options):
         options = options(attrs)

@@ -7,8 +7,7 @@ the gradients. A gradient is recorded if
 - it needs the state of its forward operator (``FCreateOpState``, and all that
   ``MXNET_REGISTER_OP_PROPERTY`` registers, ``src/nnvm/legacy_op_util.cc``),
 - it insists that unwanted gradients are not computed (``kNullOp``), which it cannot be told,
-- its results have several types, which the interface takes for one (``SameType``),
-- MXNet 1.6 does not tell the interface how many inputs it has (``support.versions``).
+- its results have several types, which the interface takes for one (``SameType``).
 """
 
 from __future__ import annotations
@@ -68,4 +67,4 @@ def is_recorded(op: str, gradient: OperatorGradient) -> bool:
     """Tell whether the gradient of an operator is recorded."""
     nodes = [node for node in gradient.nodes if node.op.startswith("_backward_")]
     several_types = any(len({tensor.dtype for tensor in node.tensors}) > 1 for node in nodes)
-    return op in _RECORDED or op in versions.NOT_INVOKED or several_types
+    return op in _RECORDED or several_types

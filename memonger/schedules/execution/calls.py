@@ -30,7 +30,6 @@ from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.kernels import compiled
 from memonger.support.mxnet import mx, wait_for_engine
 from memonger.support.types import NDArray
-from memonger.support.versions import invoke
 
 if TYPE_CHECKING:
     Arrays = Sequence[NDArray]
@@ -357,6 +356,14 @@ class _Recording:
         outputs, gradients = zip(*[(self._outputs[k], array) for k, array in chosen])
         mx.autograd.backward(list(outputs), list(gradients), train_mode=True)
         self._outputs = []
+
+
+def invoke(op: int, reads: Arrays, attrs: Attributes, writes: Arrays) -> None:
+    """Run an operator by its handle; autograd may record it."""
+    is_np, returns_list = False, True
+    mx.nd._internal._imperative_invoke(
+        op, list(reads), list(attrs), list(attrs.values()), list(writes), is_np, returns_list
+    )
 
 
 @functools.lru_cache(maxsize=None)

@@ -15,6 +15,7 @@ from memonger.schedules.execution.arena import Arena, array_at, refuse_types
 from memonger.schedules.execution.calls import BoundCalls, Calls, Place, calls_of
 from memonger.schedules.execution.monitor import Callback, Monitor
 from memonger.schedules.execution.plain import PlainNetwork
+from memonger.support import versions
 from memonger.support.errors import MB, MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.signals import signals_put_off
@@ -273,7 +274,15 @@ def refuse_sparse(kinds: Mapping[str, str]) -> None:
 
 
 def tensors_of(graph: ForwardGraph) -> dict[str, Tensor]:
-    """Return shape and type of each argument and auxiliary state; refuse sparse ones."""
+    """Return shape and type of each argument and auxiliary state; refuse what is sparse.
+
+    It also refuses a version of MXNet that cannot run schedules.
+    """
+    if not versions.CAN_SCHEDULE:
+        raise MemongerError(
+            f"MXNet {mx.__version__} cannot run a schedule, which takes 1.7 or later; plan with "
+            "how='marks'"
+        )
     kinds, nodes = mx.ndarray.ndarray._STORAGE_TYPE_ID_TO_STR, graph.nodes
     stored = {nodes[i].name: nodes[i].hidden.get("__storage_type__", 0) for i in graph.arguments}
     refuse_sparse({name: kinds[int(k)] for name, k in stored.items()})
