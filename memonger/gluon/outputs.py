@@ -13,7 +13,7 @@ in place of the copy.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING, Mapping, Sequence
 
 from memonger.graph.forward import COPY, Entry
 from memonger.graph.inputs import read_shapes
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from memonger.graph.operators.tensors import Shape
 
 
+def merged(symbol: Symbol, shapes: Mapping[str, Shape], types: Mapping[str, str]) -> Sequence[int]:
+    """Return for each node of a symbol the one with which MXNet merges it, or itself."""
+    if not Settings().merging:
+        return range(len(read(symbol)["nodes"]))
+    return merged_nodes(forward_graph(symbol, read_shapes(symbol, shapes, {}, types)))
+
+
 def with_copied_outputs(
     symbol: Symbol, shapes: Mapping[str, Shape], types: Mapping[str, str]
 ) -> Symbol:
@@ -37,7 +44,7 @@ def with_copied_outputs(
     Raises MemongerError if an executor would compute other gradients in place of an output's.
     """
     graph = read(symbol)
-    nodes, same = graph["nodes"], list(range(len(graph["nodes"])))
+    nodes = graph["nodes"]
     for node in (nodes[a] for a, *_ in graph["heads"]):
         if reads_overwritten(f"_backward_{node['op']}", attributes(node)):
             raise MemongerError(
@@ -47,9 +54,7 @@ def with_copied_outputs(
             )
     if len(symbol) == 1:
         return symbol
-    if Settings().merging:
-        spec = read_shapes(symbol, shapes, {}, types)
-        same = merged_nodes(forward_graph(symbol, spec))
+    same = merged(symbol, shapes, types)
     copies: dict[Entry, Entry] = {}  # one for each result, for MXNet would merge two
     for i, node in enumerate(nodes):
         if node["op"] == COPY and not node.get("attrs"):

@@ -11,14 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple, Sequence
 
 from memonger.gluon.cached_op import PlannedBlock, PlannedOp
+from memonger.gluon.outputs import merged
 from memonger.gluon.runner import reached
-from memonger.graph.inputs import read_shapes
 from memonger.graph.operators.gradients import makes_rows
 from memonger.graph.operators.recompute import draws
-from memonger.graph.read import forward_graph
-from memonger.graph.training import merged_nodes
 from memonger.support.errors import MemongerError, said_by_mxnet
-from memonger.support.mxnet import Settings, mx
+from memonger.support.mxnet import mx
 from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Block, NDArray, Parameter, Symbol
 from memonger.support.variables import NULL, mark_of
@@ -85,11 +83,9 @@ def split(symbol: Symbol, parameters: Mapping[str, Parameter], arrays: Arrays) -
             )
     if not operators - front:
         raise MemongerError("all its operators make, or serve, sparse gradients (sparse_grad)")
-    same: Sequence[int] = range(len(nodes))
-    if Settings().merging:  # two that MXNet merges have one result, in which gradients add up
-        shapes = {name: array.shape for name, array in arrays.items()}
-        types = {name: array.dtype for name, array in arrays.items()}
-        same = merged_nodes(forward_graph(symbol, read_shapes(symbol, shapes, {}, types)))
+    shapes = {name: array.shape for name, array in arrays.items()}
+    types = {name: array.dtype for name, array in arrays.items()}
+    same = merged(symbol, shapes, types)  # two that MXNet merges have one result
     alone = {same[i] for i in operators}
     for a, node in enumerate(nodes):  # of two gradients the sum is the same in any order
         if node["name"] in parameters:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Callable, Container, Mapping, NamedTuple, Sequ
 import numpy as np
 
 from memonger.graph.forward import RowEntry
+from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.recorded import ASYNCHRONOUS, COMPUTES_ALL, MOVED_UNTOLD
 from memonger.graph.operators.tensors import Attributes, Tensor
@@ -40,9 +41,6 @@ Place = Union[RowEntry, str]
 
 TOKENS = 2  # calls at the beginning of the table
 BULK = 32  # operators; more brings nothing, and the engine has nothing to do until a bulk is full
-
-#: Gradients of weights that MKLDNN lays out in blocks.
-_MAKES_BLOCKS = ("_backward_Convolution", "_backward_Deconvolution")
 
 
 class Invocation(NamedTuple):
@@ -172,7 +170,7 @@ def _sums(step: TrainingStep) -> list[dict[int, list[Call]]]:
         if entry is not None and a in added and entry not in step.adding:
             row, name = entry[0], step.training.graph.nodes[a].name
             terms = step.nodes.all[row].reads
-            blocked = any(step.ops[source] in _MAKES_BLOCKS for source, _ in terms)
+            blocked = any(step.ops[source] in PRODUCES_BLOCKED for source, _ in terms)
             one_by_one = step.ops[row] == "add_n" and len(terms) > 4 and not blocked
             (before if one_by_one else after)[row] += [
                 Invocation(-1, "_grad_add", {}, (name, term), (name,))

@@ -10,7 +10,7 @@ import ctypes
 import functools
 from typing import Callable, Mapping
 
-from memonger.graph.operators.gradients import Attrs
+from memonger.graph.operators.gradients import Attrs, alone
 from memonger.graph.operators.recorded import LEGACY
 from memonger.schedules.execution.calls import Call, Place, creator
 from memonger.schedules.training_step import OURS, TrainingStep
@@ -73,11 +73,7 @@ class Monitor:
 @functools.lru_cache(maxsize=None)
 def output_names(op: str, attrs: Attrs, inputs: int, outputs: int) -> list[str]:
     """List the names of an operator's outputs, those too that ``list_outputs`` does not show."""
-    nodes: list[dict[str, object]] = [
-        {"op": "null", "name": f"x{k}", "inputs": []} for k in range(inputs)
-    ]
-    reads = [[k, 0, 0] for k in range(inputs)]
-    nodes.append({"op": op, "name": "f", "attrs": dict(attrs), "inputs": reads})
+    nodes, _ = alone(op, dict(attrs), inputs)
     names = load_nodes(nodes, [[inputs, k, 0] for k in range(outputs)]).list_outputs()
     return [name[2:] for name in names]
 
