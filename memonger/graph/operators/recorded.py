@@ -37,17 +37,21 @@ _RECORDED = (LEGACY | _STATES | _UNWANTED) - {"SliceChannel"}
 #: Operators whose gradient computes all its results, even unread ones.
 COMPUTES_ALL = frozenset(("RNN",))
 
-#: Operators whose gradient rounds differently if it adds to its output than if it is added later:
-#: products of matrices (a gemm with beta = 1), and sums over rows that are looked up.
-ACCUMULATING = frozenset(
+#: Products of matrices, and what is computed by them.
+PRODUCTS = frozenset(
     """
-    Convolution Deconvolution Embedding FullyConnected _contrib_interleaved_matmul_encdec_qk
-    _contrib_interleaved_matmul_encdec_valatt _contrib_interleaved_matmul_selfatt_qk
-    _contrib_interleaved_matmul_selfatt_valatt _linalg_gemm _linalg_gemm2 _linalg_syrk _linalg_trmm
-    _np_dot _npi_einsum _npi_matmul _npi_tensordot _npi_tensordot_int_axes batch_dot dot gather_nd
-    take
+    Convolution Convolution_v1 Correlation Deconvolution FullyConnected RNN
+    _contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution
+    _contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt
+    _contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt _linalg_gemm
+    _linalg_gemm2 _linalg_syrk _linalg_trmm _linalg_trsm _np_dot _npi_einsum _npi_matmul
+    _npi_tensordot _npi_tensordot_int_axes batch_dot dot
     """.split()
 )
+
+#: Operators whose gradient may round differently if it adds to its output than if it is added
+#: later: products (a gemm with beta = 1), and sums over rows that are looked up.
+ACCUMULATING = PRODUCTS | {"Embedding", "gather_nd", "take"}
 
 #: Those of them that MKLDNN computes; it adds later.
 BY_MKLDNN = frozenset(("Convolution", "Deconvolution", "FullyConnected"))

@@ -14,21 +14,13 @@ import numpy as np
 
 from memonger.costs.time.flops import count_forward_flops
 from memonger.graph.arrays import SignatureArrays, join, signature_arrays
+from memonger.graph.operators.recorded import PRODUCTS
 from memonger.planners.annealing import empty_memo
 from memonger.planners.trees.trees import Steps
 from memonger.schedules.rows import NodeVariants
 from memonger.schedules.training_step import Parts
 from memonger.support.kernels import Struct, compiled
 from memonger.support.types import Doubles, Int32s, Int64s
-
-#: Operators whose results are worth saving where others are recomputed.
-COSTLY_OPERATORS = frozenset(
-    "Convolution Deconvolution FullyConnected dot batch_dot RNN Correlation _linalg_gemm "
-    "_linalg_gemm2 _contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution "
-    "_contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt "
-    "_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt "
-    "_np_dot _npi_einsum _npi_matmul _npi_tensordot _npi_tensordot_int_axes".split()
-)
 
 ONE_PASS = 1e9  # the work of one forward pass where it is not counted in FLOPs
 
@@ -97,7 +89,7 @@ def _steps(parts: Parts, node: Int32s, weights: Doubles | None) -> Steps:
         heads=heads,
         pinned=np.isin(np.arange(count), heads) | workload.once[node],
         gradient=np.isin(node, workload.gradients),
-        costly=np.array([graph.nodes[x].op in COSTLY_OPERATORS for x in node], dtype=np.bool_),
+        costly=np.array([graph.nodes[x].op in PRODUCTS for x in node], dtype=np.bool_),
         work=work,
         wished=workload.wished[node] if workload.wished.any() else np.zeros(0, dtype=np.bool_),
     )
