@@ -21,7 +21,6 @@ from memonger import cli
 
 from planned import ROOT, run_python
 
-pytestmark = pytest.mark.python_differs
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]

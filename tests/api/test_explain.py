@@ -20,7 +20,6 @@ import networks
 from planned import HOWS, forward, nodes, png_size
 from zoo import TINY
 
-pytestmark = pytest.mark.python_differs
 
 S = mx.sym
 MB = 2**20

@@ -15,7 +15,6 @@ import pytest
 import networks
 from interrupting import press_ctrl_c
 
-pytestmark = pytest.mark.python_differs
 
 MB = 2**20
 NETWORK: Any = networks.resnet((1, 1, 1, 1), batch=4, image=64)

@@ -26,7 +26,6 @@ import networks
 from mixed_networks import KINDS
 from planned import as_module, marked, nodes
 
-pytestmark = pytest.mark.python_differs
 
 S = mx.sym
 MB = 2**20

@@ -15,8 +15,6 @@ from planned import marked, nodes
 from test_plans import MB, SHAPES, S, net
 from zoo import unrolled
 
-pytestmark = pytest.mark.python_differs
-
 
 @pytest.fixture
 def cache_hits(caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
@@ -71,6 +69,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_the_order_of_calls_does_not_matter() -> None:
     """A search that starts from known plans is not the same that starts from none."""
     symbol = unrolled(6)

@@ -19,7 +19,6 @@ from memonger.graph.training import TrainingGraph, training_graph
 import networks
 import planned
 
-pytestmark = pytest.mark.python_differs
 
 S = mx.sym
 CPU = mx.cpu()
@@ -127,21 +126,23 @@ def test_what_is_dear_on_one_gpu_is_cheap_on_another() -> None:
 # -- the same everywhere ------------------------------------------------------------------------
 
 
-def plan_elsewhere(profile: str, busy: bool) -> tuple[list[Any], set[str], float]:
-    """Plan, perhaps after other calls; return the plans, the operators that ran, and MB taken."""
-    if busy:
-        mx.nd.dot(mx.nd.ones((256, 256)), mx.nd.ones((256, 256))).wait_to_read()
-    before, found = planned.process_mb("VmHWM"), []
-    mx.profiler.set_config(profile_all=True, aggregate_stats=True, filename=profile)
-    mx.profiler.set_state("run")
-    if busy:
-        plan = memonger.plan(*networks.chain(4, hidden=8, batch=64), patience=0.01)
-        assert plan.predict_time(measure=True) != plan.added_time
+def found_plans() -> list[Any]:
+    """Return the times, symbols and schedules of two plans."""
+    found = []
     for how in ("marks", "schedule"):
         network = networks.resnet_v2((1, 1), batch=32, filters=16)
         plan = memonger.plan(*network, budget=0.7, how=how, patience=0.01)
         operations = plan.schedule and plan.schedule.operations.tolist()
         found.append((plan.added_time, plan.symbol.tojson(), operations))
+    return found
+
+
+def plan_elsewhere(profile: str) -> tuple[list[Any], set[str], float]:
+    """Return plans, the operators that ran meanwhile, and the MB taken."""
+    before = planned.process_mb("VmHWM")
+    mx.profiler.set_config(profile_all=True, aggregate_stats=True, filename=profile)
+    mx.profiler.set_state("run")
+    found = found_plans()
     mx.nd.waitall()
     mx.profiler.set_state("stop")
     rows = [line.split() for line in mx.profiler.dumps().splitlines()]
@@ -153,12 +154,14 @@ def plan_elsewhere(profile: str, busy: bool) -> tuple[list[Any], set[str], float
 def test_planning_runs_no_operator_and_finds_the_same_everywhere(tmp_path: Path) -> None:
     """With any number of threads, whatever was called before; nothing is put on the disk."""
     (tmp_path / "cache").mkdir()
-    settings = {"MEMONGER_CACHE": str(tmp_path / "cache")}
-    profile, two = str(tmp_path / "profile.json"), {"OMP_NUM_THREADS": "2"}
-    plans, ran, grown = planned.elsewhere(plan_elsewhere, profile, False, **settings)[0]
-    same, ran_too, _ = planned.elsewhere(plan_elsewhere, profile, True, **settings, **two)[0]
-    assert plans == same and all(added for added, *_ in plans)
-    assert not ran and not ran_too
+    settings = {"MEMONGER_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "2"}
+    profile = str(tmp_path / "profile.json")
+    plans, ran, grown = planned.elsewhere(plan_elsewhere, profile, **settings)[0]
+    mx.nd.dot(mx.nd.ones((256, 256)), mx.nd.ones((256, 256))).wait_to_read()
+    plan = memonger.plan(*networks.chain(4, hidden=8, batch=64), patience=0.01)
+    assert plan.predict_time(measure=True) != plan.added_time
+    assert plans == found_plans() and all(added for added, *_ in plans)
+    assert not ran
     assert grown < 60  # MB: operators that ran would take hundreds
     assert not any((tmp_path / "cache").iterdir())
 
@@ -239,6 +242,7 @@ def test_operators_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert times.step == pytest.approx(predicted.step + more)
 
 
+@pytest.mark.slow
 def test_an_operator_that_crashes_costs_one_figure(caplog: Any) -> None:
     """It has the time that is predicted; those before it and behind it are measured.
 

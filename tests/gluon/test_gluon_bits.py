@@ -139,6 +139,9 @@ PROCESSES = {
 }
 
 
+SLOW = ("more of mx.np", "float16")
+
+
 def unlike_in(name: str) -> list[Any]:
     """Return what differs in this process."""
     PROCESSES[name].begin()
@@ -146,7 +149,7 @@ def unlike_in(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("more")) for n in PROCESSES]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in PROCESSES]
 )
 def test_a_plan_changes_no_bit_in_a_process_with(name: str) -> None:
     unlike, _ = elsewhere(unlike_in, name, **PROCESSES[name].environment)

@@ -129,6 +129,7 @@ def test_a_process_grows_by_one_pool_for_batches_of_all_sizes() -> None:
     assert several < 2.5 * marks  # MXNet and MKLDNN take some MB for each size beside the pool
 
 
+@pytest.mark.slow
 def test_an_inference_before_the_plan_takes_no_memory_from_it() -> None:
     """MKLDNN lays weights out for inference, 61 MB of them, which training would copy."""
     with_inference, without = (growth(CONVOLUTIONS, [4] * 3, True, rows) for rows in (4, 0))

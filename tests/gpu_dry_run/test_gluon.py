@@ -49,8 +49,7 @@ def trained(dry: DryRun, options: dict[str, Any] | None) -> tuple[int, int]:
     return peak, saved
 
 
-@pytest.mark.parametrize("fusion", ["0", "1"])
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(("how", "fusion"), [("marks", "1"), ("schedule", "0")])
 def test_planned_blocks_step_in_less_memory(gpu_dry_run: GpuDryRun, how: str, fusion: str) -> None:
     env = {"MXNET_USE_FUSION": fusion}
     plain, planned = (gpu_dry_run.run(trained, o, env=env) for o in (None, HOWS[how]))
@@ -99,7 +98,6 @@ def stepped(dry: DryRun, options: dict[str, Any]) -> int:
     return len(memonger.gluon.plan_of(net).recomputed)
 
 
-@pytest.mark.parametrize("fusion", ["0", "1"])
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(("how", "fusion"), [("marks", "1"), ("schedule", "0")])
 def test_blocks_of_mx_np_step(gpu_dry_run: GpuDryRun, how: str, fusion: str) -> None:
     assert gpu_dry_run.run(stepped, HOWS[how], env={"MXNET_USE_FUSION": fusion}).value > 0

@@ -143,8 +143,9 @@ BROKEN: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", ["right", *(pytest.param(n, marks=pytest.mark.slow) for n in BROKEN if n != "right")]
+    "case", [pytest.param(n, marks=[pytest.mark.exhaustive] * (n == "no bind")) for n in BROKEN]
 )
 def test_a_plan_is_right_or_fails(check: Any, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes, wrong, words = BROKEN[case]

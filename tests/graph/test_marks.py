@@ -20,7 +20,6 @@ from memonger.support.cache import forget
 from zoo import OUTPUTS
 from planned import as_module, assert_alike, every_cut, forward, marked, nodes, rules_of
 
-pytestmark = pytest.mark.python_differs
 
 S = mx.sym
 SHAPES = {"data": (256, 512)}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from typing import Any, Iterator
+import itertools
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -59,13 +60,13 @@ def check(symbol: Any, planned: Any, shapes: Any) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_recomputed_alone_changes_no_bit(name: str) -> None:
-    """What the rules leave of "recompute just this" changes nothing, whoever reads its output."""
+    """Nor with what it reads and what reads it: what the rules leave of that changes nothing."""
     symbol = small_net(ALL_CASES[name])
     plans = set()  # for any device and for the CPU; often the same
     for targets in (ANYWHERE, ON_CPU):
         rules = rules_of(symbol, SMALL_SHAPES, targets)
         graph = rules.graph
-        for extra in ([], [BEFORE], [AFTER]):
+        for extra in ([], [BEFORE, AFTER]):
             wanted = set(inner(symbol) + extra)
             mask = rules.apply(rules.allowed & [n.name in wanted for n in graph.nodes])
             plans.add(tuple(n.name for n, again in zip(graph.nodes, mask) if again))
@@ -73,8 +74,30 @@ def test_an_operator_recomputed_alone_changes_no_bit(name: str) -> None:
         check(symbol, with_marks(symbol, names), SMALL_SHAPES)
 
 
-@pytest.mark.parametrize("every", [2, pytest.param(5, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", sorted(set(CASES) - {"foreach"}))
+#: Cases with a gradient in place that has several results, that is laid out, or that is declared
+#: to be the one that it reads; and softmax, which must overwrite blocks.
+TELLING = """
+LeakyReLU_prelu LeakyReLU_elu hard_sigmoid elemwise_sub add_n broadcast_mul FullyConnected
+SliceChannel_all softmax
+""".split()
+#: Not foreach: in the threaded engine MKLDNN may change the layout of an array while it reads that.
+PLANNED_CASES = sorted(set(CASES) - {"foreach"})
+#: Of all families one.
+SOME = [*TELLING, *PLANNED_CASES[::12]]
+
+
+def by_hand(quick: bool) -> Any:
+    return () if quick else pytest.mark.exhaustive
+
+
+@pytest.mark.parametrize(
+    "name, every",
+    [
+        pytest.param(name, every, marks=by_hand(name in SOME and every == 2))
+        for name in PLANNED_CASES
+        for every in (2, 5)
+    ],
+)
 def test_an_operator_in_a_planned_network_changes_no_bit(name: str, every: int) -> None:
     """Every second operator is kept, or every fifth."""
     symbol = planned_net(CASES[name])
@@ -87,28 +110,19 @@ def test_an_operator_in_a_planned_network_changes_no_bit(name: str, every: int) 
     check(symbol, planned, PLANNED_SHAPES)
 
 
-#: Cases with a gradient in place that has several results, that is laid out, or that is declared
-#: to be the one that it reads; and softmax, which must overwrite blocks.
-TELLING = """
-LeakyReLU_prelu LeakyReLU_elu hard_sigmoid elemwise_sub add_n broadcast_mul FullyConnected
-SliceChannel_all softmax
-""".split()
-
-
-#: Not foreach: in the threaded engine MKLDNN may change the layout of an array while it reads that.
 #: Not np_vstack, which schedules refuse.
 BLOCKED_CASES = sorted(set(ALL_CASES) - {"foreach", "np_vstack"})
+ONE_READER = {*zip(BLOCKED_CASES[::20], itertools.cycle(READERS))}
 
 
-def blocked_cases() -> Iterator[Any]:
-    """List each operator before each reader: some quick, for the others one reader that is slow."""
-    for k, name in enumerate(BLOCKED_CASES):
-        for j, reader in enumerate(READERS):
-            mark = pytest.mark.slow if (j - k) % len(READERS) == 0 else pytest.mark.exhaustive
-            yield pytest.param(name, reader, marks=[] if name in TELLING else [mark])
-
-
-@pytest.mark.parametrize(("name", "reader"), blocked_cases())
+@pytest.mark.parametrize(
+    "name, reader",
+    [
+        pytest.param(name, reader, marks=by_hand(name in TELLING or (name, reader) in ONE_READER))
+        for name in BLOCKED_CASES
+        for reader in READERS
+    ],
+)
 def test_an_operator_behind_a_convolution_changes_no_bit(name: str, reader: str) -> None:
     """By marks on all, on some, and by schedules, whose memory and layouts are others."""
     symbol, shapes = blocked_net(ALL_CASES[name], reader), BLOCKED_SHAPES

@@ -30,15 +30,25 @@ from memonger.support.symbols import read
 from efforts import efforts
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Packages that MXNet imports if it finds them, and does not need.
+ABSENT = str(ROOT / "tests" / "helpers" / "absent")
 HOWS: dict[str, dict[str, Any]] = {
     "marks": {"how": "marks"},
     "schedule": {"how": "schedule", "work": 2.0},
 }
 
 
+def python_path() -> str:
+    """Return the ``PYTHONPATH`` by which a process imports what this one can."""
+    return os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+
+
 def start_python(*arguments: Any, folder: Any = ROOT, **environment: str) -> subprocess.Popen[str]:
-    """Start Python with all that this process can import, by default in the project root."""
-    path, pipe = os.pathsep.join([str(ROOT), *filter(None, sys.path)]), subprocess.PIPE
+    """Start Python with what this process can import, by default in the project root.
+
+    It imports no scikit-learn and no SciPy, unless ``PYTHONPATH`` is given.
+    """
+    path, pipe = os.pathsep.join([ABSENT, python_path()]), subprocess.PIPE
     return subprocess.Popen(
         [sys.executable, *map(str, arguments)],
         cwd=str(folder),

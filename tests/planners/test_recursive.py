@@ -35,7 +35,6 @@ from efforts import SHORT
 from generated import build, recipes
 from zoo import TINY, Builders
 
-pytestmark = pytest.mark.python_differs
 
 EFFORT = SHORT[1]  # of a search for schedules
 

@@ -35,8 +35,6 @@ import networks
 from planned import every_cut, rules_of
 from zoo import LARGE
 
-pytestmark = pytest.mark.python_differs
-
 
 @st.composite
 def weights(draw: Any) -> Weights:

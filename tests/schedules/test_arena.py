@@ -17,19 +17,12 @@ from memonger.schedules.execution.symbol import scheduled
 from memonger.support.kernels import compiled
 
 from drawn_schedules import LEVELS, work_of
-from zoo import DETECTION, OUTPUTS, TINY, drawn
+from zoo import drawn
 from interrupting import interrupted
 from operator_cases import CASES, SMALL_SHAPES, small_net
 from planned import assert_alike, elsewhere, positive, process_mb
 
 S = mx.sym
-
-NETWORKS: dict[str, Callable[[], Any]] = {
-    **TINY,
-    **OUTPUTS,
-    **DETECTION,
-    **{f"drawn {seed}": functools.partial(drawn, seed) for seed in (0, 1, 2, 3, 5, 7)},
-}
 
 
 @pytest.fixture
@@ -40,14 +33,6 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(network: Any, level: str, seed: int = 0) -> Any:
     return scheduled(network[0], LEVELS[level](work_of(*network), seed))
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_no_operator_reads_what_is_dead(name: str, poison: None) -> None:
-    network = NETWORKS[name]()
-    steps = 1 if name == "shared weights" else 2
-    for level in ("plain", "six levels"):
-        assert_alike(network[0], planned(network, level, 1), network[1], steps=steps)
 
 
 def chain(batch: int = 8, layers: int = 3) -> Any:
@@ -225,8 +210,10 @@ def differing(rounds: int, threads: int = 0, size: int = 0, device: int = 0) -> 
 THREADS = {"MXNET_CPU_WORKER_NTHREADS": "4"}
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "naive": ({}, {"MXNET_ENGINE_TYPE": "NaiveEngine"}),
-    "threaded": ({}, {"MXNET_ENGINE_TYPE": "ThreadedEngine", **THREADS}),
-    "one bulk, another thread": ({"threads": 1, "size": 5}, THREADS),
+    "threaded, one bulk, another thread": (
+        {"threads": 1, "size": 5},
+        {"MXNET_ENGINE_TYPE": "ThreadedEngine", **THREADS},
+    ),
     "no bulks of MXNet's, two devices": (
         {"threads": 1, "device": 1},
         {
@@ -322,8 +309,8 @@ def test_a_larger_step_that_is_bound_between_the_passes_changes_nothing() -> Non
     assert all(map(np.array_equal, *gradients))
 
 
-def interrupt_everywhere() -> int:
-    """Press Ctrl-C at entries of functions in a second step, then drop its memory; count these."""
+def test_an_interrupted_step_writes_to_no_memory_that_is_free() -> None:
+    """Ctrl-C at entries of functions in a second step, whose memory is dropped after it."""
     x = S.Variable("data")
     for _ in range(3):
         x = S.L2Normalization(S.tanh(x))  # whose gradient autograd computes
@@ -342,9 +329,4 @@ def interrupt_everywhere() -> int:
         moment, entered = moment + 4, max(entered, count)
         del executor, step
         mx.nd.waitall()
-    return entered
-
-
-def test_an_interrupted_step_writes_to_no_memory_that_is_free() -> None:
-    entered, _ = elsewhere(interrupt_everywhere)
     assert entered > 50

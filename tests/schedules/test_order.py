@@ -142,15 +142,6 @@ def train_for_all_requests(name: str) -> list[dict[str, str]]:
     return differ
 
 
-def all_that_differ() -> dict[str, list[dict[str, str]]]:
-    return {name: train_for_all_requests(name) for name in NETWORKS}
-
-
-def test_states_move_in_mxnets_order() -> None:
-    differ, _ = elsewhere(all_that_differ, MXNET_ENGINE_TYPE="NaiveEngine")
-    assert differ == {name: [] for name in NETWORKS}
-
-
 def trained_by_a_plan() -> tuple[int, bool]:
     symbol, shapes = called(2, layers=2), {"a": (64, 5), "b": (64, 5)}
     plan = memonger.plan(symbol, shapes, how="schedule", patience=0.02, grad_req="write")
@@ -158,8 +149,14 @@ def trained_by_a_plan() -> tuple[int, bool]:
     return saved, bool(memonger.check(symbol, plan.symbol, shapes, grad_req="write", steps=1))
 
 
-def test_plans_have_that_order() -> None:
-    saved, same = elsewhere(trained_by_a_plan, MXNET_ENGINE_TYPE="NaiveEngine")[0]
+def with_an_engine_that_waits() -> tuple[dict[str, list[dict[str, str]]], int, bool]:
+    return ({name: train_for_all_requests(name) for name in NETWORKS}, *trained_by_a_plan())
+
+
+def test_states_move_in_mxnets_order() -> None:
+    """By drawn schedules for all requests of gradients, and by a plan."""
+    differ, saved, same = elsewhere(with_an_engine_that_waits, MXNET_ENGINE_TYPE="NaiveEngine")[0]
+    assert differ == {name: [] for name in NETWORKS}
     assert saved > 0 and same
 
 

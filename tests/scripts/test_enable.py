@@ -71,7 +71,7 @@ def trained(way: str, symbol: Any = None) -> dict[str, np.ndarray]:
     return WAYS[way](net() if symbol is None else symbol)
 
 
-@pytest.mark.parametrize("options", [{}, {"how": "schedule"}, {"budget": "70%"}], ids=str)
+@pytest.mark.parametrize("options", [{"how": "marks"}, {"how": "schedule"}], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_trained_under_enable_has_the_same_bits_in_less_memory(
     way: str, options: dict[str, Any], capfd: Any

@@ -89,19 +89,19 @@ def test_without_mxnet_the_extras_are_named(tmp_path: Path) -> None:
 
 UNTRIED = """
 import memonger, mxnet as mx
-mx.__version__ = {!r}
+mx.__version__ = "1.10.0b20230101"
 net = mx.sym.MakeLoss(mx.sym.Activation(mx.sym.Variable("data"), act_type="tanh"))
 for _ in range(2):
     memonger.get_cost(net, data=(8, 8))
 """
 
 
-@pytest.mark.parametrize("version, warnings", [("1.9.2", 1), ("1.10.0b20230101", 1), ("1.9.1", 0)])
-def test_a_version_that_was_not_tried_is_told_once(version: str, warnings: int) -> None:
-    done = run_python("-W", "ignore", "-c", UNTRIED.format(version))
+def test_a_version_that_was_not_tried_is_told_once() -> None:
+    """Of others nothing is told (``test_binds_are_quiet``)."""
+    done = run_python("-W", "ignore", "-c", UNTRIED)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count(f"MXNet {version} was never tried") == warnings
-    assert done.stderr.count("\n") == warnings
+    (line,) = done.stderr.splitlines()
+    assert "MXNet 1.10.0b20230101 was never tried" in line
 
 
 BINDS = """
@@ -129,7 +129,8 @@ def test_binds_are_quiet() -> None:
     done = run_python("-W", "ignore", "-c", BINDS)
     assert (done.returncode, done.stderr) == (0, "")
     done = run_python("-c", TRAIN)
-    assert done.returncode == 0 and "is detected" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert not any(said in done.stderr for said in ("is detected", "never tried")), done.stderr
 
 
 FALLBACK = b"""[12:00:00] ../src/common/utils.h:472:\x20

@@ -48,8 +48,7 @@ def as_plain(graph: Any) -> Any:
     return dataclasses.replace(graph, nodes=tuple(nodes))
 
 
-@pytest.mark.python_differs
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
     networks(),
     st.integers(0, 2**16),
@@ -93,7 +92,7 @@ def test_any_marks_that_the_rules_leave_train_alike(
     trains_alike(symbol, planned, shapes, seed=seed)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(networks())
 def test_searched_plans_are_no_worse_and_train_alike(drawn: Any) -> None:
     symbol, shapes = drawn
@@ -137,7 +136,7 @@ def requests(symbol: Any, shapes: Any, kind: str, seed: int) -> Any:
     return {n: "write" if (n, r) == ("extra", "add") else r for n, r in chosen.items()}
 
 
-@settings(max_examples=180)
+@settings(max_examples=80)
 @given(
     networks(),
     st.sampled_from(sorted(LEVELS)),
