@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import Any
 
@@ -14,10 +13,8 @@ from memonger.costs.layouts import PLAIN, find_layouts
 from memonger.support.cache import forget
 from memonger.support.kernels import compiled, constant
 from memonger.graph.training import training_graph
-from memonger.schedules.execution.symbol import scheduled
-from drawn_schedules import LEVELS, nested, work_of
 from mixed_networks import KINDS
-from planned import assert_alike, forward, rules_of, run_code, with_marks
+from planned import forward, run_code
 from zoo import drawn
 
 S = mx.sym
@@ -84,58 +81,6 @@ def test_no_layouts_without_mkldnn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
     forget()
     assert memonger.plan(symbol, shapes, patience=0.02, ctx=mx.cpu()).pool_bytes < followed
-
-
-@pytest.mark.parametrize("pooling", [{"global_pool": True}, {"kernel": (8, 8), "stride": (8, 8)}])
-def test_pooling_to_one_number_has_a_gradient_in_other_blocks(pooling: Any) -> None:
-    """A product in place makes blocks of the image that is pooled."""
-
-    def normed(x: Any, name: str) -> Any:
-        x = S.Convolution(x, num_filter=32, kernel=(3, 3), pad=(1, 1), name=f"conv_{name}")
-        return S.BatchNorm(x, fix_gamma=False, name=name)
-
-    x = S.relu(normed(S.var("data"), "first"))
-    x = S.relu(S.broadcast_mul(normed(x, "second"), x, name="product"))
-    x = S.Pooling(x, pool_type="avg", **{"kernel": (1, 1), **pooling})
-    symbol = S.SoftmaxOutput(S.FullyConnected(x, num_hidden=5), name="softmax")
-    shapes = {"data": (4, 3, 8, 8), "softmax_label": (4,)}
-    rules = rules_of(symbol, shapes)
-    wanted = np.array([node.name in ("second", "product") for node in rules.graph.nodes])
-    names = [node.name for node, again in zip(rules.graph.nodes, rules.apply(wanted)) if again]
-    assert names != ["second", "product"]
-    assert_alike(symbol, with_marks(symbol, names), shapes)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 4])
-def test_max_pooling_and_its_gradient_read_one_layout(seed: int) -> None:
-    """A sum of plain and blocked terms has the layout of what it overwrites, run by run."""
-    x = S.var("data")
-    for _ in range(2):
-        x = S.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1))
-    x = S.Pooling(S.zeros_like(x) + x, kernel=(2, 2), stride=(2, 2), pool_type="max")
-    symbol = S.MakeLoss(S.mean(S.square(S.FullyConnected(S.softsign(x), num_hidden=3))))
-    shapes = {"data": (4, 8, 6, 6)}
-    schedule = nested(work_of(symbol, shapes, symbol.list_arguments()), 3, seed)
-    assert_alike(symbol, scheduled(symbol, schedule), shapes)
-
-
-@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
-def test_softmax_overwrites_blocks_as_without_a_plan(op: str) -> None:
-    """Apart from them MXNet dies. Its input is read again if the softmax runs again."""
-
-    def convolved(x: Any) -> Any:
-        return S.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1))
-
-    data = S.var("data")
-    x = S.BlockGrad(getattr(S, op)(convolved(data), name="softmax")) * convolved(data)
-    x = S.FullyConnected(S.softsign(convolved(x)), num_hidden=3)
-    symbol, shapes = S.MakeLoss(S.mean(S.square(x))), {"data": (4, 8, 6, 6)}
-    work = work_of(symbol, shapes, symbol.list_arguments())
-    for make, seed in itertools.product(LEVELS.values(), (1, 5)):
-        assert_alike(symbol, scheduled(symbol, make(work, seed)), shapes)
-    rules = rules_of(symbol, shapes)
-    mask = rules.apply(np.array([node.name == "softmax" for node in rules.graph.nodes]))
-    assert rules.allowed.any() and not mask.any()
 
 
 def test_the_remedies_are_named_where_nothing_is_left(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,8 +17,7 @@ from memonger.planners.candidates import MarkPlan
 from memonger.planners.marks.copies import copyable, settle
 from memonger.support.cache import forget
 
-from zoo import OUTPUTS
-from planned import as_module, assert_alike, every_cut, forward, marked, nodes, rules_of
+from planned import every_cut, forward, marked, nodes, rules_of
 
 
 S = mx.sym
@@ -49,16 +48,6 @@ def test_what_stays_and_what_comes_off_again(first: Any, copies: bool) -> None:
         assert getattr(planned, "list_" + kind)() == getattr(symbol, "list_" + kind)()
     for network in (planned, mx.sym.load_json(planned.tojson()), symbol):
         assert memonger.unplan(network).tojson() == before
-
-
-@pytest.mark.parametrize("outputs", OUTPUTS)
-def test_outputs_that_are_one_train_to_the_same_bits(outputs: str) -> None:
-    symbol, shapes = OUTPUTS[outputs]()
-    rules = rules_of(symbol, shapes)
-    planned = marks.apply(symbol, rules.apply(rules.allowed))
-    assert marked(planned)
-    for request in (as_module(symbol, shapes), "write", "add"):
-        assert_alike(symbol, planned, shapes, grad_req=request)
 
 
 def test_operators_that_mxnet_merges_are_recomputed_together() -> None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import itertools
 from typing import Any
 
 import memonger
 import mxnet as mx
-import numpy as np
 import pytest
 from memonger.costs.bind import bind
 from memonger.costs.replay import replay
 from memonger.graph import marks
 from memonger.graph.operators.recompute import (
-    ANYWHERE,
     CPU,
     UNREAD_ANYWHERE,
     UNREAD_UNFUSED,
@@ -24,25 +20,18 @@ from memonger.graph.operators.recompute import (
 from memonger.graph.operators.recompute import tolerates_unread, why_kept
 from memonger.graph.training import training_graph
 
-from memonger.schedules.execution.symbol import scheduled
-from memonger.schedules.layouts import Refused
 
-from drawn_schedules import LEVELS, work_of
+from drawn_schedules import work_of
 from observing import verdicts
 from operator_cases import (
-    AFTER,
     ALL_CASES,
-    BEFORE,
-    BLOCKED_SHAPES,
     CASES,
     CASES_OF_NP,
-    PLANNED_SHAPES,
-    READERS,
     SMALL_SHAPES,
 )
-from operator_cases import blocked_net, inner, planned_net, small_net
+from operator_cases import inner, small_net
 from planned import assert_alike, assert_bound, elsewhere, forward, marked, nodes, positive
-from planned import rules_of, run_code, with_marks
+from planned import rules_of, with_marks
 
 ON_CPU: frozenset[str] = frozenset((CPU,))
 
@@ -51,106 +40,8 @@ KEPT = sorted(n for n, c in ALL_CASES.items() if c.draws or "RNN_" in n)
 KEPT += ["foreach", "Custom", "moments"]
 
 
-NAMES = [pytest.param(n, marks=[pytest.mark.slow] * (n in CASES_OF_NP)) for n in ALL_CASES]
-
-
 def check(symbol: Any, planned: Any, shapes: Any) -> None:
     assert_alike(symbol, planned, shapes, steps=2, values=positive(symbol, shapes))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_operator_recomputed_alone_changes_no_bit(name: str) -> None:
-    """Nor with what it reads and what reads it: what the rules leave of that changes nothing."""
-    symbol = small_net(ALL_CASES[name])
-    plans = set()  # for any device and for the CPU; often the same
-    for targets in (ANYWHERE, ON_CPU):
-        rules = rules_of(symbol, SMALL_SHAPES, targets)
-        graph = rules.graph
-        for extra in ([], [BEFORE, AFTER]):
-            wanted = set(inner(symbol) + extra)
-            mask = rules.apply(rules.allowed & [n.name in wanted for n in graph.nodes])
-            plans.add(tuple(n.name for n, again in zip(graph.nodes, mask) if again))
-    for names in sorted(plans):
-        check(symbol, with_marks(symbol, names), SMALL_SHAPES)
-
-
-#: Cases with a gradient in place that has several results, that is laid out, or that is declared
-#: to be the one that it reads; and softmax, which must overwrite blocks.
-TELLING = """
-LeakyReLU_prelu LeakyReLU_elu hard_sigmoid elemwise_sub add_n broadcast_mul FullyConnected
-SliceChannel_all softmax
-""".split()
-#: Not foreach: in the threaded engine MKLDNN may change the layout of an array while it reads that.
-PLANNED_CASES = sorted(set(CASES) - {"foreach"})
-#: Of all families one.
-SOME = [*TELLING, *PLANNED_CASES[::12]]
-
-
-def by_hand(quick: bool) -> Any:
-    return () if quick else pytest.mark.exhaustive
-
-
-@pytest.mark.parametrize(
-    "name, every",
-    [
-        pytest.param(name, every, marks=by_hand(name in SOME and every == 2))
-        for name in PLANNED_CASES
-        for every in (2, 5)
-    ],
-)
-def test_an_operator_in_a_planned_network_changes_no_bit(name: str, every: int) -> None:
-    """Every second operator is kept, or every fifth."""
-    symbol = planned_net(CASES[name])
-    rules = rules_of(symbol, PLANNED_SHAPES)
-    mask = rules.allowed.copy()
-    mask[::every] = False
-    mask = rules.apply(mask)
-    assert mask.any()
-    planned = with_marks(symbol, [n.name for n, m in zip(rules.graph.nodes, mask) if m])
-    check(symbol, planned, PLANNED_SHAPES)
-
-
-#: Not np_vstack, which schedules refuse.
-BLOCKED_CASES = sorted(set(ALL_CASES) - {"foreach", "np_vstack"})
-ONE_READER = {*zip(BLOCKED_CASES[::20], itertools.cycle(READERS))}
-
-
-@pytest.mark.parametrize(
-    "name, reader",
-    [
-        pytest.param(name, reader, marks=by_hand(name in TELLING or (name, reader) in ONE_READER))
-        for name in BLOCKED_CASES
-        for reader in READERS
-    ],
-)
-def test_an_operator_behind_a_convolution_changes_no_bit(name: str, reader: str) -> None:
-    """By marks on all, on some, and by schedules, whose memory and layouts are others."""
-    symbol, shapes = blocked_net(ALL_CASES[name], reader), BLOCKED_SHAPES
-    values = positive(symbol, shapes)
-    try:
-        memonger.check(symbol, symbol, shapes, 1)
-    except memonger.MemongerError as error:
-        pytest.skip(f"MXNet cannot train it: {error}")
-    rules, random = rules_of(symbol, shapes), np.random.RandomState(0)
-    chosen = {
-        tuple(rules.apply(rules.allowed & (random.uniform(size=len(rules.allowed)) < share)))
-        for share in (1, 0.7, 0.7, 0.4)
-    }
-    for mask in sorted(chosen):
-        names = [n.name for n, again in zip(rules.graph.nodes, mask) if again]
-        assert_alike(symbol, with_marks(symbol, names), shapes, steps=1, values=values)
-    work = work_of(symbol, shapes, symbol.list_arguments())
-    for level, seed in (("three levels", 0), ("three levels", 1), ("everything", 0)):
-        with contextlib.suppress(Refused):
-            planned = scheduled(symbol, LEVELS[level](work, seed))
-            assert_alike(symbol, planned, shapes, steps=1, values=values)
-
-
-def test_foreach_in_a_planned_network_changes_no_bit() -> None:
-    # In the threaded engine MKLDNN may change the layout of an array while the loop reads it.
-    call = "t.test_an_operator_in_a_planned_network_changes_no_bit('foreach', {})"
-    code = "; ".join(["import test_operators as t", call.format(2), call.format(5)])
-    run_code(code, MXNET_ENGINE_TYPE="NaiveEngine")
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -202,7 +93,7 @@ UNOBSERVED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_cannot_be_observed_of_all_operators() -> None:
     """All others that are tried are observed, or MXNet says that they have no gradient."""
     verdict_of, _ = elsewhere(verdicts)

@@ -139,9 +139,9 @@ def positive(symbol: Any, shapes: Any) -> dict[str, np.ndarray]:
     return {**values, **{name: np.full(shape, 0.5) for name, shape in auxiliary.items()}}
 
 
-def rules_of(symbol: Any, shapes: Any, targets: Any = ANYWHERE) -> Rules:
+def rules_of(symbol: Any, shapes: Any, targets: Any = ANYWHERE, type_dict: Any = None) -> Rules:
     """Return the rules of a network that is trained as Module trains it, or for all gradients."""
-    graph = forward(symbol, shapes)
+    graph = forward(symbol, shapes, type_dict)
     parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
     return Rules([training_graph(graph, w) for w in (None, parameters)], targets)
 

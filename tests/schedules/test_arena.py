@@ -19,8 +19,7 @@ from memonger.support.kernels import compiled
 from drawn_schedules import LEVELS, work_of
 from zoo import drawn
 from interrupting import interrupted
-from operator_cases import CASES, SMALL_SHAPES, small_net
-from planned import assert_alike, elsewhere, positive, process_mb
+from planned import elsewhere, process_mb
 
 S = mx.sym
 
@@ -150,34 +149,6 @@ def test_an_arena_is_as_large_as_told_and_freed_when_it_grows_and_in_the_end() -
         larger,
     )
     assert none[1] < none[0] + 5
-
-
-#: Their gradients are added by other operators than most, or they move states.
-ADDED = "BatchNorm_v1 SyncBatchNorm BatchNormWithReLU LeakyReLU_prelu broadcast_greater".split()
-
-
-@pytest.mark.parametrize("name", ADDED)
-@pytest.mark.parametrize("how", ["write", "add"])
-def test_gradients_that_are_made_otherwise(name: str, how: str, poison: None) -> None:
-    symbol = small_net(CASES[name])
-    requests = {n: "null" if n in SMALL_SHAPES else how for n in symbol.list_arguments()}
-    options = {"values": positive(symbol, SMALL_SHAPES), "grad_req": requests}
-    for level in ("plain", "everything"):
-        assert_alike(symbol, planned((symbol, SMALL_SHAPES), level), SMALL_SHAPES, **options)
-
-
-@pytest.mark.parametrize("level", ["three levels", "everything"])
-def test_normalizations_in_float16_run_again(level: str, poison: None) -> None:
-    """Autograd moves the statistics of the last run, which is of others than the first."""
-    net = S.Variable("data", dtype="float16")
-    for _ in range(4):
-        net = S.Activation(S.BatchNorm(net * net, fix_gamma=False), act_type="sigmoid")
-    shapes, types = {"data": (4, 3, 5, 5)}, {"data": "float16"}
-    work = work_of(net, shapes, type_dict=types)
-    schedule = LEVELS[level](work, 1)
-    runs = np.bincount(schedule.forwards).tolist()
-    assert any(n > 1 and work.training.ops[x] == "BatchNorm" for x, n in enumerate(runs))
-    assert_alike(net, scheduled(net, schedule), shapes, type_dict=types)
 
 
 def differing(rounds: int, threads: int = 0, size: int = 0, device: int = 0) -> list[str]:

@@ -22,6 +22,7 @@ from jobs import free_port
 from planned import ROOT
 
 pytestmark = pytest.mark.slow
+BY_HAND = pytest.mark.exhaustive
 
 SMALL = ("--blocks", "3", "--filters", "8", "--epochs", "1")
 HEARTBEAT = 6  # seconds of silence after which a process is taken for dead, where one is to die
@@ -98,7 +99,8 @@ def parameters(printed: str, workers: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("api", "kvstore"), [("gluon", "dist_sync"), ("module", "dist_device_sync")]
+    ("api", "kvstore"),
+    [("gluon", "dist_sync"), pytest.param("module", "dist_device_sync", marks=BY_HAND)],
 )
 def test_four_workers_and_two_servers_train_to_the_same_bits_by_any_plan(
     api: str, kvstore: str
@@ -118,6 +120,7 @@ def test_four_workers_and_two_servers_train_to_the_same_bits_by_any_plan(
     assert "as often as the schedule says" in printed["schedule"]
 
 
+@BY_HAND
 def test_two_workers_without_steps_in_common() -> None:
     """Of ``dist_async`` each goes on by itself; that both learn is all that is sure."""
     options = ("--api", "module", "--how", "schedule", "--kvstore", "dist_async", "--epochs", "4")
@@ -133,7 +136,9 @@ def checkpoint(folder: Path, epoch: int) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize(("api", "how"), [("gluon", "marks"), ("module", "schedule")])
+@pytest.mark.parametrize(
+    ("api", "how"), [pytest.param("gluon", "marks", marks=BY_HAND), ("module", "schedule")]
+)
 def test_after_a_workers_death_all_stop_and_the_job_resumes_to_the_same_bits(
     api: str, how: str, tmp_path: Path
 ) -> None:
@@ -163,6 +168,7 @@ def test_after_a_workers_death_all_stop_and_the_job_resumes_to_the_same_bits(
     assert checkpoint(folder, 3) == checkpoint(tmp_path / "whole", 3) == parameters(whole, 2)
 
 
+@BY_HAND
 @pytest.mark.parametrize("api", ["gluon", "module"])
 def test_without_steps_in_common_a_job_goes_on(api: str, tmp_path: Path) -> None:
     """After a crash all workers have the weights that worker 0 has saved, and learn on."""
@@ -198,7 +204,7 @@ def all_gone(processes: list[int]) -> bool:
     return all(map(gone, processes))
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("by", [pytest.param(signal.SIGINT, marks=BY_HAND), signal.SIGKILL])
 def test_no_process_is_left_behind(by: signal.Signals) -> None:
     with Job("--local", "2", "--epochs", "1000") as job:
         job.line(r"worker 0, process \d+: epoch 1")
@@ -241,6 +247,7 @@ def test_workers_with_different_plans_are_refused() -> None:
     assert re.search("worker 1 has another plan than worker 0", said), said
 
 
+@BY_HAND
 def test_without_steps_in_common_all_share_the_checkpoints(tmp_path: Path) -> None:
     options = ("--kvstore", "dist_async", "--resume", "--checkpoints")
     there, elsewhere = str(tmp_path / "there"), str(tmp_path / "elsewhere")
@@ -265,7 +272,9 @@ exec {sys.executable} -W ignore "$@" {" ".join(SMALL)}""",
 }
 
 
-@pytest.mark.parametrize(("command", "workers"), [("ssh -tt", 2), ("sbatch job.sh", 4)])
+@pytest.mark.parametrize(
+    ("command", "workers"), [pytest.param("ssh -tt", 2, marks=BY_HAND), ("sbatch job.sh", 4)]
+)
 def test_jobs_as_the_page_starts_them(command: str, workers: int, tmp_path: Path) -> None:
     """The commands for ssh and SLURM give every process its role, and one address to all."""
     page = (ROOT / "docs" / "many-machines.md").read_text(encoding="utf-8")

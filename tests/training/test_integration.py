@@ -20,14 +20,6 @@ def checked(symbol: Any, shapes: Any, types: Any = None, **options: Any) -> memo
     return plan
 
 
-def test_a_plan_changes_no_bit_in_float64() -> None:
-    """A convolution in float64 is not MKLDNN's: recomputed, its output must be read."""
-    types = dict.fromkeys(SHAPES, "float64")
-    plan = checked(net(), SHAPES, types)
-    executor = plan.symbol.simple_bind(mx.cpu(), grad_req="write", type_dict=types, **SHAPES)
-    assert {array.dtype for array in executor.arg_arrays} == {np.float64}
-
-
 @pytest.mark.parametrize("how", ["marks", "schedule"])
 def test_a_gluon_block_that_was_cast_is_planned_in_its_type(how: str) -> None:
     """Its variables keep the type of before, by which MXNet refuses the one that is given."""
