@@ -392,7 +392,9 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("kind", SAID)
+@pytest.mark.parametrize(
+    "kind", ["full", *(pytest.param(k, marks=pytest.mark.slow) for k in SAID if k != "full")]
+)
 def test_the_old_file_stays_whole(kind: str, tmp_path: Path) -> None:
     """With a limit, Ctrl-C or a full disk; what the search found is told all the same."""
     symbol, _ = networks.chain(16, hidden=64, batch=4096)

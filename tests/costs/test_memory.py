@@ -50,6 +50,7 @@ def kb_of_a_node() -> list[float]:
     return [KB * (process_mb(what) - before) / nodes for what in ("VmHWM", "VmRSS")]
 
 
+@pytest.mark.slow
 def test_planning_gives_back_what_it_has_taken() -> None:
     """To bind a plan MXNet takes 12 KB for each node, which the allocator would keep."""
     most, held = elsewhere(kb_of_a_node)[0]
@@ -67,6 +68,7 @@ def costs_of_a_large_network() -> tuple[int, int, float]:
     return costs[0], costs[1], process_mb() - before
 
 
+@pytest.mark.slow
 def test_planning_4_gb_of_parameters_takes_less_than_100_mb() -> None:
     planned, cost, grown = elsewhere(costs_of_a_large_network)[0]
     assert 0 < planned < cost and grown < 100

@@ -128,6 +128,7 @@ def test_every_entry_is_as_logged(nets: Builders) -> None:
     assert [log_of(plan) for _, plans in pairs for plan in plans] == seen
 
 
+@pytest.mark.slow
 def test_every_output_has_the_replayed_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step is run: outputs have one address if, and only if, the replay gives them one block."""
     # MXNet reads the variable when it first binds, and keeps what it was for all other tests.

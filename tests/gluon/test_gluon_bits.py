@@ -29,8 +29,23 @@ MARKS, BOTH = ("marks",), ("marks", "schedule")
 OF_NETWORKS = {name for name, scenario in SCENARIOS.items() if scenario in vars(networks).values()}
 
 
+#: Scenarios that take longest.
+LONG = {
+    *("layers_called_on_inputs_that_want_gradients", "operators_written_in_python"),
+    *("thirty_steps_without_a_wait", "a_perceptual_loss", "a_thread_for_each_device"),
+    *(
+        "and beside as inputs, write",
+        "twice, computed as inputs, write",
+        "one array as inputs, add",
+    ),
+    *("sparse_gradients_on_two_devices", "an_estimator"),
+}
+
+
 @pytest.mark.one_plan
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in SCENARIOS]
+)
 def test_a_plan_changes_no_bit(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # for what it saves
     assert unlike_plain(SCENARIOS[name], HOWS if name in OF_NETWORKS else BOTH) == {}
@@ -139,7 +154,7 @@ PROCESSES = {
 }
 
 
-SLOW = ("more of mx.np", "float16")
+SLOW = ("more of mx.np", "float16", "forks", "custom functions", "no MKLDNN")
 
 
 def unlike_in(name: str) -> list[Any]:
@@ -173,6 +188,7 @@ def in_bfloat16() -> str | list[str]:
     return different(*left)
 
 
+@pytest.mark.slow
 def test_a_network_in_bfloat16_trains_without_a_plan() -> None:
     unlike, log = elsewhere(in_bfloat16)
     if isinstance(unlike, str):

@@ -122,6 +122,7 @@ def growth(*arguments: Any) -> float:
     return elsewhere(grown, *arguments)[0]
 
 
+@pytest.mark.slow
 def test_a_process_grows_by_one_pool_for_batches_of_all_sizes() -> None:
     plain, marks = (growth(DENSE, [4096] * 3, plans, 2) for plans in (False, True))
     several = growth(DENSE, [3900, 4096, 4000, 3800], True, 2)

@@ -156,6 +156,14 @@ def module_plan(symbol: Any, shapes: Any, **options: Any) -> memonger.Plan:
     return memonger.plan(symbol, shapes, grad_req=as_module(symbol, shapes), **options)
 
 
+def is_trainable(symbol: Any, shapes: Any) -> bool:
+    """Whether MXNet itself can train the network, which it cannot with some slices of blocks."""
+    try:
+        return bool(memonger.check(symbol, symbol, shapes, 1))
+    except memonger.MemongerError:
+        return False
+
+
 def assert_alike(symbol: Any, planned: Any, shapes: Any, **options: Any) -> None:
     """Check that both train to the same bits."""
     report = memonger.check(symbol, planned, shapes, **options)

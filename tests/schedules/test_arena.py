@@ -141,6 +141,7 @@ def grown_by_arenas() -> list[tuple[float, float]]:
     return sizes
 
 
+@pytest.mark.slow
 def test_an_arena_is_as_large_as_told_and_freed_when_it_grows_and_in_the_end() -> None:
     (one, larger, none), _ = elsewhere(grown_by_arenas)
     assert one[0] > 60 and larger[0] > 30

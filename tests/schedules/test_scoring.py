@@ -137,7 +137,7 @@ def by_schedule(symbol: Any) -> Any:
     ("engine", "first", "last"),
     [
         ("ThreadedEnginePerDevice", 36, 41),
-        ("NaiveEngine", 0, 3),
+        pytest.param("NaiveEngine", 0, 3, marks=pytest.mark.slow),
         pytest.param("ThreadedEnginePerDevice", 41, 72, marks=pytest.mark.exhaustive),
         pytest.param("NaiveEngine", 3, 24, marks=pytest.mark.exhaustive),
     ],

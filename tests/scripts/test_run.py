@@ -7,14 +7,13 @@ import py_compile
 import re
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import memonger
 import pytest
 
-from planned import ROOT, run_python
+from planned import ROOT, python_path, run_python
 
 
 def ended(
@@ -95,7 +94,7 @@ def test_the_command_is_of_this_package_whatever_the_path_says(tmp_path: Path) -
     command.write_text("import sys\nfrom {} import {} as run\nsys.exit(run())\n".format(*entry))
     (tmp_path / "memonger.py").write_text("search_plan = None\n")
     (tmp_path / "train.py").write_text("import memonger\nprint(memonger.__file__)\n")
-    path = os.pathsep.join([".", str(ROOT), *filter(None, sys.path)])
+    path = os.pathsep.join([".", python_path()])
     status, printed, log = ended(command, "run", "train.py", folder=tmp_path, PYTHONPATH=path)
     assert (status, printed, log) == (0, f"{memonger.__file__}\n", "")
 
@@ -111,6 +110,7 @@ print(file_of(read_request(network, {"x": (2,)}), Options()))
 """
 
 
+@pytest.mark.slow
 def test_a_kept_plan_is_of_the_code_that_made_it(tmp_path: Path) -> None:
     package = shutil.copytree(ROOT / "memonger", tmp_path / "memonger")
     names = []
@@ -211,6 +211,7 @@ sys.exit(5)
 """
 
 
+@pytest.mark.slow
 def test_the_end_is_told_once_and_the_status_is_the_scripts(tmp_path: Path) -> None:
     """Once by the process that began; the report is where the command was started, or not."""
     (tmp_path / "ends.py").write_text(ENDS)
@@ -226,16 +227,16 @@ def test_the_end_is_told_once_and_the_status_is_the_scripts(tmp_path: Path) -> N
     assert re.match("memonger: the report is not written: .* there is no folder", last)
 
 
+@pytest.mark.slow
 def test_a_plan_is_checked_by_this_package(tmp_path: Path) -> None:
     """Though the script has a memonger.py of its own, in the folder where it is started."""
     (tmp_path / "ends.py").write_text(ENDS)
     (tmp_path / "memonger.py").write_text("search_plan = None\n")
-    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     command = tmp_path / "bin" / "memonger"
     command.parent.mkdir()
     command.write_text("from memonger.__main__ import run\nrun()\n")
     run = [command, "run", "--no-cache", "--patience", "0.01", "--check", "ends.py"]
-    log = ended(*run, folder=tmp_path, PYTHONPATH=path)[2]
+    log = ended(*run, folder=tmp_path, PYTHONPATH=python_path())[2]
     assert "softmax, checked: equal: " in log
 
 

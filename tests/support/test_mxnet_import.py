@@ -182,6 +182,7 @@ def fallbacks(way: str) -> int:
     return done.stderr.count("fallback detected")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how, more", [("marks", 4), ("schedule", 0)])
 def test_storage_types_are_told_of_what_is_trained_alone(how: str, more: int) -> None:
     """Marks tell of an operator that is marked too, and of the stub's own."""

@@ -31,7 +31,8 @@ from alive import check_memory
 from drawn_schedules import LEVELS, work_of
 from operator_cases import ALL_CASES, BLOCKED_SHAPES, CASES, PLANNED_SHAPES, READERS
 from operator_cases import SMALL_SHAPES, blocked_net, inner, planned_net, small_net
-from planned import as_module, assert_alike, assert_bound, forward, positive, rules_of, run_code
+from planned import as_module, assert_alike, assert_bound, forward, is_trainable, positive
+from planned import rules_of, run_code
 from zoo import DETECTION, OPAQUE, OUTPUTS, TINY, Network, drawn
 
 S = mx.sym
@@ -90,19 +91,27 @@ def operator(name: str, place: str, levels: tuple[str, ...], **more: Any) -> Row
     return Row(build, levels=levels, values=positive, **more)
 
 
-def operators() -> Iterator[tuple[str, Row, bool]]:
-    """Yield the name of each row, the row, and whether it is quick and shows more than others."""
+QUICK, SLOW, BY_HAND = (), pytest.mark.slow, pytest.mark.exhaustive
+
+
+def operators() -> Iterator[tuple[str, Row, Any]]:
+    """Yield the name of each row, the row, and its mark.
+
+    Alone all operators are tried in CI, few of them quickly; elsewhere those that show more.
+    """
     for k, name in enumerate(KNOWN):
         levels = ("everything", "one level") if k % 3 == 0 or name in ADDED else ("everything",)
         row = operator(name, "alone", levels, alone=inner, shares=(1,), added="one level")
-        yield f"{name} alone", row, name in CASES
-        quick = name in LAID_OUT or name in TELLING
-        yield f"{name} inside", operator(name, "inside", ("three levels", "six levels")), quick
+        mark = QUICK if k % 6 == 0 or name in ADDED or name in TELLING else SLOW
+        yield f"{name} alone", row, mark if name in CASES else BY_HAND
+        mark = QUICK if name in LAID_OUT or name in TELLING else BY_HAND
+        yield f"{name} inside", operator(name, "inside", ("three levels", "six levels")), mark
         for j, reader in enumerate(READERS):
             levels = ("three levels", "everything")
             row = operator(name, reader, levels, shares=(1, 0.7, 0.4), steps=1)
-            quick = name in TELLING or (k % 20 == 0 and k % len(READERS) == j)
-            yield f"{name} before {reader}", row._replace(may_be_refused=True), quick
+            mark = SLOW if k % 20 == 0 and k % len(READERS) == j else BY_HAND
+            mark = QUICK if name in TELLING else mark
+            yield f"{name} before {reader}", row._replace(may_be_refused=True), mark
 
 
 def float16() -> Network:
@@ -201,27 +210,15 @@ NETWORKS: dict[str, Row] = {
     },
 }
 ROWS = {
-    **{name: (row, quick) for name, row, quick in operators()},
-    **{name: (row, True) for name, row in NETWORKS.items()},
+    **{name: (row, mark) for name, row, mark in operators()},
+    **{name: (row, QUICK) for name, row in NETWORKS.items()},
 }
 each_row = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if quick else pytest.mark.exhaustive)
-        for name, (_, quick) in ROWS.items()
-    ],
+    "name", [pytest.param(name, marks=mark) for name, (_, mark) in ROWS.items()]
 )
 
 
 # -- the columns --------------------------------------------------------------------------------
-
-
-def trains(symbol: Any, shapes: Any) -> bool:
-    """Whether MXNet itself trains it: of slices of blocks it dies."""
-    try:
-        return bool(memonger.check(symbol, symbol, shapes, 1))
-    except memonger.MemongerError:
-        return False
 
 
 def masks_of(row: Row, symbol: Any, rules: Rules) -> Iterator[np.ndarray]:
@@ -237,7 +234,7 @@ def masks_of(row: Row, symbol: Any, rules: Rules) -> Iterator[np.ndarray]:
 def test_marks_change_no_bit_and_take_what_is_replayed(name: str) -> None:
     row = ROWS[name][0]
     symbol, shapes = row.build()
-    if row.may_be_refused and not trains(symbol, shapes):
+    if row.may_be_refused and not is_trainable(symbol, shapes):
         pytest.skip("MXNet cannot train it")
     graph, options = forward(symbol, shapes, row.types), row.options(symbol, shapes)
     training, asked, chosen = training_graph(graph), as_module(symbol, shapes), set()
@@ -265,7 +262,7 @@ def test_schedules_change_no_bit_and_take_what_is_predicted(name: str) -> None:
         with pytest.raises(memonger.MemongerError, match="a graph of its own; how='marks' can"):
             memonger.plan(symbol, shapes, how="schedule")
         return
-    if row.may_be_refused and not trains(symbol, shapes):
+    if row.may_be_refused and not is_trainable(symbol, shapes):
         pytest.skip("MXNet cannot train it")
     work = work_of(symbol, shapes, type_dict=row.types)
     for k, level in enumerate(row.levels):
@@ -294,7 +291,7 @@ def test_foreach_in_a_planned_network_changes_no_bit() -> None:
     """In the threaded engine MKLDNN may change the layout of an array while the loop reads it."""
     code = """
 import test_bits_and_bytes as t
-t.ROWS["foreach inside"] = t.operator("foreach", "inside", ()), True
+t.ROWS["foreach inside"] = t.operator("foreach", "inside", ()), ()
 t.test_marks_change_no_bit_and_take_what_is_replayed("foreach inside")
 """
     run_code(code, MXNET_ENGINE_TYPE="NaiveEngine")

@@ -19,7 +19,7 @@ import pytest
 import memonger  # noqa: F401  before mxnet
 import mxnet as mx
 from jobs import free_port
-from planned import ROOT
+from planned import ROOT, python_path
 
 pytestmark = pytest.mark.slow
 BY_HAND = pytest.mark.exhaustive
@@ -36,13 +36,12 @@ class Job:
     """A process of the example, and what it and those that it has started print."""
 
     def __init__(self, *options: str, **environment: str) -> None:
-        path = os.pathsep.join([str(ROOT), *sys.path])
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "examples/train_distributed.py", *SMALL, *options],
             cwd=ROOT,
             env={
                 **os.environ,
-                "PYTHONPATH": path,
+                "PYTHONPATH": python_path(),
                 "PS_HEARTBEAT_TIMEOUT": str(HEARTBEAT),
                 **environment,
             },

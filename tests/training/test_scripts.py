@@ -50,6 +50,7 @@ def test_example_resnet_has_the_figures_of_the_original() -> None:
     assert seconds < 60 and "INFO:memonger:" in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -214,7 +215,7 @@ SLOW = pytest.mark.slow
 BENCHMARKS = [
     pytest.param("memory --symbols {folder} broken small", check_memory, marks=SLOW),
     pytest.param("memory chain --symbols {folder} --work 2 inf", check_schedules, marks=SLOW),
-    ("depth 12 24 --hidden 32 --batch 512 --work 2 inf", check_schedules),
+    pytest.param("depth 12 24 --hidden 32 --batch 512 --work 2 inf", check_schedules, marks=SLOW),
     pytest.param("planning mobilenetv2 --rounds 1", check_planning, marks=SLOW),
     pytest.param("step own --work 2 --rounds 2", check_steps, marks=SLOW),
     pytest.param("time tiny --budgets 1.0 0.6 0.01 --rounds 2", check_times, marks=SLOW),
