@@ -18,7 +18,7 @@ import pytest
 
 from .dry_run import PROJECT, GpuDryRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.gpu_dry_run]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.gpu_dry_run]
 
 NEEDED_GB = 8  # the wheels and what is in them
 # What pip says of a wheel that it cannot get, whatever its version.

@@ -109,17 +109,6 @@ def test_amp_casts_survive() -> None:
     assert memonger.check(symbol, planned, SHAPES)
 
 
-def test_sparse_gradients_train_as_well() -> None:
-    x = S.Embedding(S.Variable("ids"), input_dim=1000, output_dim=64, sparse_grad=True, name="e")
-    for _ in range(6):
-        x = S.tanh(S.FullyConnected(x, num_hidden=256, flatten=False) * 2)
-    symbol, shapes = S.LinearRegressionOutput(x, name="out"), {"ids": (64, 32)}
-    planned = memonger.search_plan(symbol, shapes=shapes)
-    assert marked(planned)
-    assert memonger.get_cost(planned, shapes=shapes) < memonger.get_cost(symbol, shapes=shapes)
-    assert memonger.check(symbol, planned, shapes)
-
-
 @pytest.mark.parametrize("label", ["True", "7"])
 def test_marks_of_an_attribute_a_scope_or_a_call_are_the_same(label: str) -> None:
     mark = {"mirror_stage": label}

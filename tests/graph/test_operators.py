@@ -1,4 +1,4 @@
-"""One operator at a time: recomputed between kept neighbours, and inside a planned network."""
+"""One operator at a time: what is kept by rule, what may be unread, what cannot be observed."""
 
 from __future__ import annotations
 
@@ -8,40 +8,19 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
-from memonger.costs.bind import bind
-from memonger.costs.replay import replay
-from memonger.graph import marks
-from memonger.graph.operators.recompute import (
-    CPU,
-    UNREAD_ANYWHERE,
-    UNREAD_UNFUSED,
-    UNTOUCHED,
-)
+from memonger.graph.operators.recompute import CPU, UNREAD_ANYWHERE, UNREAD_UNFUSED, UNTOUCHED
 from memonger.graph.operators.recompute import tolerates_unread, why_kept
-from memonger.graph.training import training_graph
-
 
 from drawn_schedules import work_of
 from observing import verdicts
-from operator_cases import (
-    ALL_CASES,
-    CASES,
-    CASES_OF_NP,
-    SMALL_SHAPES,
-)
-from operator_cases import inner, small_net
-from planned import assert_alike, assert_bound, elsewhere, forward, marked, nodes, positive
-from planned import rules_of, with_marks
+from operator_cases import ALL_CASES, CASES_OF_NP, SMALL_SHAPES, inner, small_net
+from planned import assert_alike, elsewhere, forward, marked, nodes, positive, with_marks
 
 ON_CPU: frozenset[str] = frozenset((CPU,))
 
 #: Cases whose operators must be kept, every one by rule.
 KEPT = sorted(n for n, c in ALL_CASES.items() if c.draws or "RNN_" in n)
 KEPT += ["foreach", "Custom", "moments"]
-
-
-def check(symbol: Any, planned: Any, shapes: Any) -> None:
-    assert_alike(symbol, planned, shapes, steps=2, values=positive(symbol, shapes))
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -71,7 +50,8 @@ def tolerant_cases() -> list[Any]:
 def test_an_operator_that_tolerates_to_be_unread_changes_no_bit(name: str, node: str) -> None:
     """Marked alone and without rules; another batch first, whose leavings would show."""
     symbol = small_net(ALL_CASES[name])
-    check(symbol, with_marks(symbol, [node]), SMALL_SHAPES)
+    values = positive(symbol, SMALL_SHAPES)
+    assert_alike(symbol, with_marks(symbol, [node]), SMALL_SHAPES, steps=2, values=values)
 
 
 def test_every_entry_of_the_table_is_tried() -> None:
@@ -113,12 +93,3 @@ def test_what_is_computed_on_gpus_alone_is_refused_by_schedules() -> None:
     with mx.name.NameManager(), pytest.raises(memonger.MemongerError, match=message):
         x = mx.sym.contrib.fft(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4))
         work_of(mx.sym.MakeLoss(x), {"data": (4, 4)})
-
-
-def test_the_memory_of_marks_is_predicted_where_schedules_refuse() -> None:
-    """MXNet makes the gradient without the shape that its symbol needs."""
-    symbol = small_net(CASES["gather_nd"])
-    graph, rules = forward(symbol, SMALL_SHAPES), rules_of(symbol, SMALL_SHAPES)
-    training, mask = training_graph(graph), rules.apply(rules.allowed)
-    assert training.inexact == () and mask.any()
-    assert_bound(replay(training, mask), bind(marks.apply(symbol, mask), graph, mx.cpu()))

@@ -14,8 +14,7 @@ from memonger.schedules.expand import build_step, make_parts
 from memonger.solve.memory import predict_step
 
 import networks
-from operator_cases import ALL_CASES, SMALL_SHAPES
-from operator_cases import small_net
+from operator_cases import ALL_CASES, SMALL_SHAPES, small_net
 from zoo import LARGE, drawn
 from planned import assert_alike
 from alive import check_memory
@@ -45,15 +44,6 @@ def test_no_schedule_is_refused_for_layouts_where_there_are_none() -> None:
     names = set(re.findall("'(.*?)'", str(caught.value))) - {"marks"}
     assert names and names <= {node.name for node in work.training.graph.nodes}
     assert inserted(build_step(make_parts(work, mkldnn=False), schedule)) <= {"max"}
-
-
-def test_names_may_have_any_letters() -> None:
-    x = mx.sym.Variable("données")
-    for i in range(4):
-        x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=4, name=f"é{i}"), "tanh")
-    symbol, shapes = mx.sym.SoftmaxOutput(x, name="softmax"), {"données": (2, 4)}
-    marks = memonger.search_plan(symbol, shapes=shapes)
-    assert memonger.check(symbol, marks, shapes) and memonger.unplan(marks).tojson()
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule"])

@@ -19,7 +19,7 @@ from modules import BATCH, IMAGES, LABELS, LEARNING, SHAPES, Batches, after_batc
 from modules import fit, fitted_buckets, module_of, net, parameters, planned, same, seed, sentences
 from modules import sized, trained, with_marks, with_schedule
 from zoo import unrolled
-from planned import marked, run_code
+from planned import marked
 
 S = mx.sym
 pytestmark = pytest.mark.filterwarnings("ignore")  # FeedForward is deprecated, and says so
@@ -230,14 +230,6 @@ def test_a_plan_changes_no_bit_of_a_training(
         usual = train(net, **options)
         for build in (with_marks, planned):
             same(usual, train(build, **options))
-
-
-def test_a_plan_changes_no_bit_with_an_engine_that_waits() -> None:
-    code = (
-        "import test_modules as t; t.same(t.fitted(t.net), t.fitted(t.planned)); "
-        "t.same(*(t.steps(build, grad_req='add') for build in (t.net, t.planned)))"
-    )
-    run_code(code, MXNET_ENGINE_TYPE="NaiveEngine")
 
 
 # ---------------------------------------------------------------------- buckets
