@@ -53,7 +53,7 @@ def of_depth(depth: int, options: argparse.Namespace) -> dict[str, Any]:
             {
                 "limit": work,
                 "mb": plan.pool_bytes / MB,
-                "work": 1 + plan.recomputed_flops,
+                "work": 1 + plan.recompute_overhead,
                 "seconds": time.perf_counter() - start,
                 "bound_as_predicted": plan.exact,
             }

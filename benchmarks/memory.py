@@ -153,7 +153,7 @@ def plan_ours(folder: Path) -> None:
     symbol, shapes = read(folder)
     plan = memonger.plan(symbol, shapes, patience=patience_of(folder))  # binds to confirm
     write_symbol(folder, "ours", plan.symbol)
-    (folder / "work.json").write_text(json.dumps({"recomputed": plan.recomputed_flops}))
+    (folder / "work.json").write_text(json.dumps({"recomputed": plan.recompute_overhead}))
 
 
 def plan_original(folder: Path) -> None:
@@ -207,7 +207,7 @@ def plan_deep(folder: Path, name: str, **options: Any) -> None:
     figures = {
         "none": plan.unplanned_bytes // MB,
         "mb": plan.pool_bytes // MB,
-        "work": 1 + plan.recomputed_flops,
+        "work": 1 + plan.recompute_overhead,
     }
     (folder / (name + ".json")).write_text(json.dumps(figures))
 

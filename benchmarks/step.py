@@ -145,7 +145,7 @@ def compare(name: str, network: networks.Network, options: argparse.Namespace) -
                 "plan": key,
                 "predicted_mb": predicted[key],
                 "peak_mb": peak[key],
-                "work": 1 + found[key].recomputed_flops if key in found else 1.0,
+                "work": 1 + found[key].recompute_overhead if key in found else 1.0,
                 "seconds": float(np.median(seconds[key])),
                 "ratio": float(np.median(seconds[key] / seconds["none"])),
             }

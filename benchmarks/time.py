@@ -71,7 +71,7 @@ def plans(symbol: Any, shapes: Any, options: argparse.Namespace) -> list[dict[st
                 least = error.least_bytes / none.pool_bytes
                 rows.append({"plan": how, "budget": told, "least": least})
                 continue
-            rows.append(row(how, told, plan.added_time, plan))
+            rows.append(row(how, told, plan.time_overhead, plan))
             rows[-1]["seconds_to_plan"] = time.perf_counter() - start
     for found in rows:
         if "bytes" in found:
@@ -88,7 +88,7 @@ def row(name: str, budget: str, predicted: Any, plan: Any) -> dict[str, Any]:
         "budget": budget,
         "bytes": plan.pool_bytes,
         "predicted": predicted,
-        "recomputed_flops": plan.recomputed_flops,
+        "recompute_overhead": plan.recompute_overhead,
         "symbol": plan.symbol,
         "key": json.dumps([plan.symbol.tojson(remove_amp_cast=False), operations]),
     }

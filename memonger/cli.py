@@ -22,7 +22,8 @@ from typing import Any, Callable, NoReturn, Sequence
 import memonger
 from memonger import BudgetError, MemongerError
 from memonger.support import files
-from memonger.support.errors import INTERRUPTED, MISTAKE, in_words, said_by_mxnet
+from memonger.support.errors import INTERRUPTED, MISTAKE, said_by_mxnet
+from memonger.support.removed import refuse_removed
 from memonger.support.types import Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
@@ -89,13 +90,18 @@ def _run(options: Namespace, begin: Callable[[], object]) -> int:
 
 def _parse(arguments: Sequence[str]) -> Namespace:
     """Parse the arguments; variables such as MEMONGER_BUDGET hold options of ``run`` too."""
-    words = [*arguments]
+    words, parser = [*arguments], _parser()
+    try:
+        for name in () if words[:1] == ["run"] else (f"memonger {''.join(words[:1])}", *words):
+            refuse_removed(name.partition("=")[0])
+    except MemongerError as error:
+        parser.error(str(error))
     for option in ENABLING if words[:1] == ["run"] else ():
         flag, value = _flags(option)[-1], os.environ.get(f"MEMONGER_{option.upper()}", "")
         is_switch = OPTIONS[option][0] is bool
         if value and not (is_switch and value == "0"):
             words.insert(1, flag if is_switch else f"{flag}={value}")
-    return _parser().parse_args(words)
+    return parser.parse_args(words)
 
 
 def _check_places(options: Namespace) -> None:
@@ -106,8 +112,6 @@ def _check_places(options: Namespace) -> None:
         from memonger.api.plot import check_picture
 
         check_picture(options.plot)
-    if options.lifetimes is not None:
-        files.check_writable(options.lifetimes)
     page = options.output if options.run is _report else options.report
     if page is not None:
         from memonger.api.report import check_report
@@ -162,8 +166,6 @@ def _report(network: Symbol, options: Namespace) -> int:
     limit = {k: v for k, v in keywords.items() if k in LIMIT and v != "knee"}
     try:
         plan.report(options.output, others=others, network=options.network, **limit)
-        if options.lifetimes is not None:
-            plan.lifetimes(options.lifetimes)
     finally:
         print(json.dumps(_as_data(plan), indent=2) if options.json else plan)
     return OK
@@ -178,16 +180,6 @@ def _batch(network: Symbol, options: Namespace) -> int:
     finally:
         _deliver(options, largest, largest.plan)
     return OK
-
-
-def _cost(network: Symbol, options: Namespace) -> int:
-    """Tell the memory that a network takes in training as it is."""
-    memory = memonger.explain(network, **_keywords(options))
-    pool, peak, exact = memory.pool_bytes, memory.peak_bytes, not memory.inexact
-    text = f"pool     {in_words(pool)}{'' if exact else ', known to the MB, from a bind'}\n"
-    text += f"peak     {in_words(peak)} alive at once, in {memory.peak}"
-    figures = {"pool_bytes": pool, "peak_bytes": peak, "exact": exact}
-    return _deliver(options, text if memory.tensors or pool else memory, data=figures)
 
 
 def _explain(network: Symbol, options: Namespace) -> int:
@@ -246,8 +238,6 @@ def _deliver(  # type: ignore[misc]  # a Frontier has no schedule, and its verb 
             files.write(options.output, json_of(plan.symbol).encode())
         if options.plot is not None:
             plan.plot(options.plot)
-        if options.lifetimes is not None:
-            plan.lifetimes(options.lifetimes)
     except KeyboardInterrupt:
         raise MemongerError("interrupted before all was written") from None
     finally:
@@ -324,7 +314,6 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "output": (str, "FILE", "write the planned network (report: the page)"),
     "plot": (str, "FILE", "draw memory over the step (frontier: against time)"),
     "report": (str, "FILE", "write a page of the plan, and of samples a second against batch"),
-    "lifetimes": (str, "FILE", "write when tensors are alive and where they lie, as CSV"),
     "check": (bool, None, "train the network and its plan on the device and compare them"),
     "plan": (bool, None, "plan it, and tell of tensors why they are kept"),
     "details": (bool, None, "tell of each tensor, not of groups"),
@@ -333,7 +322,7 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
 }
 FLAGS = {"shapes": ["--shape"], "type_dict": ["--type"], "output": ["-o", "--output"]}
 SWITCHES = ("json", "verbose", "check", "plan", "details")
-FILES = ("output", "plot", "report", "lifetimes")
+FILES = ("output", "plot", "report")
 SCRIPTS = ("or_plain", "no_cache")
 KEYWORDS = OPTIONS.keys() - {*SWITCHES, *FILES, *SCRIPTS}  # of the package's functions
 
@@ -346,11 +335,10 @@ ENABLING = (*PLANNING, "report", "check", *SCRIPTS)  # options of ``run``
 
 #: The function of each verb, and its options beside those that all have.
 VERBS: dict[str, tuple[Callable[[Symbol, Namespace], int], tuple[str, ...]]] = {
-    "plan": (_plan, ("devices", *PLANNING, "output", "plot", "lifetimes", "check")),
+    "plan": (_plan, ("devices", *PLANNING, "output", "plot", "check")),
     "frontier": (_frontier, ("devices", *SEARCH, *NAMING, "how", "points", "plot")),
-    "report": (_report, ("devices", *PLANNING, "points", "output", "lifetimes")),
-    "batch": (_batch, (*BUDGET, "output", "report", "lifetimes")),
-    "cost": (_cost, ("devices",)),
+    "report": (_report, ("devices", *PLANNING, "points", "output")),
+    "batch": (_batch, (*BUDGET, "output", "report")),
     "explain": (_explain, ("devices", *PLANNING, "plan", "details")),
     "check": (_check, ("steps",)),
 }
@@ -360,7 +348,6 @@ EXAMPLES = {
     "frontier": f"memonger frontier {NET} --plot frontier.png",
     "report": f"memonger report {NET} -o report.html",
     "batch": "memonger batch net-symbol.json --shape data=N,3,224,224 --budget 11GB",
-    "cost": f"memonger cost {NET} --type data=float16",
     "explain": f"memonger explain {NET}",
     "check": "memonger check net-symbol.json planned-symbol.json --shape data=2,3,32,32",
 }

@@ -58,7 +58,7 @@ class Frontier(Reported, Tuple[Plan, ...]):
         for plan in self:
             share = 100 * plan.pool_bytes / max(1, plan.unplanned_bytes)
             lines.append(
-                f"{plan.pool_bytes / MB:12.1f} {share:6.0f} % {100 * (plan.added_time or 0):10.1f} "
+                f"{plan.pool_bytes / MB:12.1f} {share:6.0f} % {100 * plan.time_overhead:10.1f} "
                 f"% {len(plan.recomputed):10} {len(plan.copies):8}"
             )
         return "\n".join(lines)
@@ -86,7 +86,6 @@ def frontier(
     keep: Selector | None = None,
     recompute: Selector | None = None,
     devices: int = 1,
-    kept_copies: bool = True,
     **input_shapes: object,
 ) -> Frontier:
     """Find the plans that no other beats in both memory and time, from no plan to the smallest.
@@ -100,7 +99,7 @@ def frontier(
         whose memory is nearest to equal steps between no plan and the smallest.
     net, shapes, type_dict, grad_req, ctx, until, keep, recompute, devices, **input_shapes
         The network, as `plan` takes it.
-    measure, gpu, patience, ntrial, kept_copies
+    measure, gpu, patience, ntrial
         As `plan` takes them.
 
     Returns
@@ -124,7 +123,6 @@ def frontier(
         gpu=gpu,
         patience=patience,
         ntrial=ntrial,
-        kept_copies=kept_copies,
     )
     request = read_request(
         net,
@@ -161,7 +159,7 @@ def frontier(
     if interrupted:
         log.warning("interrupted: these are the plans that were found so far")
     plans = [plan_of(replace(solution, interrupted=interrupted)) for solution in solutions]
-    return Frontier(not_dominated(plans, lambda plan: (plan.added_time or 0.0, plan.pool_bytes)))
+    return Frontier(not_dominated(plans, lambda plan: (plan.time_overhead, plan.pool_bytes)))
 
 
 class _Largest(NamedTuple):
@@ -226,7 +224,6 @@ def largest_batch(
     grad_req: object = "write",
     ctx: object = None,
     ntrial: int = 6,
-    kept_copies: bool = True,
 ) -> LargestBatch:
     """Find the largest batch that fits a budget with a plan, and without.
 
@@ -242,7 +239,7 @@ def largest_batch(
         Bytes, text such as '11GB', or 'device'.
     how : {'auto', 'schedule', 'marks'}
         A plan of which kind; 'auto': a schedule, or marks where no schedule is possible.
-    net, budget_of, optimizer, measure, gpu, patience, type_dict, grad_req, ctx, ntrial, kept_copies
+    net, budget_of, optimizer, measure, gpu, patience, type_dict, grad_req, ctx, ntrial
         As `plan` takes them.
 
     Returns
@@ -265,7 +262,6 @@ def largest_batch(
         optimizer=optimizer,
         ctx=ctx,
         ntrial=ntrial,
-        kept_copies=kept_copies,
         measure=measure,
         gpu=gpu,
         patience=patience,

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import zip_longest
-from typing import Mapping, Sequence
+from typing import TYPE_CHECKING, Mapping, Sequence
 
 import numpy as np
 
@@ -26,17 +26,17 @@ from memonger.solve.options import Options
 from memonger.solve.request import Request, read_mxnet_variables, read_structure
 from memonger.solve.selection import Selection
 from memonger.solve.solution import Solution, describe_slowest, describe_unmet
-from memonger.solve.timeline import list_lifetimes
 from memonger.support import files
 from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
+from memonger.support.removed import refuse_removed
 from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Json, Symbol
 from memonger.support.versions import json_of
 
 log = logging.getLogger("memonger")
 
-KIND, FORMAT = "memonger plan", 3  # of what is written
+KIND, FORMAT = "memonger plan", 4  # of what is written
 FEW = 3  # names that are printed
 GROUPS = 4  # of tensors that are printed
 
@@ -54,8 +54,6 @@ class Plan(Reported):
         every element. Not in it: parameters, their gradients, inputs and operator workspaces.
     counted_bytes : int
         The pool as ``get_cost`` counts it: 4 bytes for an element of any type.
-    gradient_bytes : int
-        0: gradients of parameters have arrays of their own, which no pool holds.
     peak_bytes : int
         The most that is alive at once, of activations and of gradients on their way. The pool is
         larger, with what is left unused.
@@ -65,14 +63,14 @@ class Plan(Reported):
         ``temporary_bytes``, each rounded as MXNet rounds it. Not in it: the state of an optimiser,
         cuDNN's workspaces, what CUDA takes for itself. Unless ``ctx`` is a GPU, pointwise fusion is
         not in it either, with which ``copies`` take memory of their own (ResNet-50 v1: 9 % more).
-    held_bytes, unplanned_held_bytes : int
-        What operators hold beside the pool, with the plan and without (no plan changes it): the
-        reserve spaces of ``RNN`` (cuDNN's as they were once measured). What the operators of
-        oneDNN (MKLDNN) hold on the CPU is not counted.
+    held_bytes : int
+        What operators hold beside the pool, with a plan or without: the reserve spaces of ``RNN``
+        (cuDNN's as they were once measured). What the operators of oneDNN (MKLDNN) hold on the CPU
+        is not counted.
     temporary_bytes : int
         The largest temporary space that an operator is known to use; all share one.
     recompute_overhead : float
-        Work added to a step, as a share of the forward FLOPs. Old name: ``recomputed_flops``.
+        Work added to a step, as a share of the forward FLOPs.
     kept, recomputed : tuple of str
         Names of the operators, in execution order.
     copies : tuple of str
@@ -94,7 +92,6 @@ class Plan(Reported):
         The network without a plan, its shapes, its gradients.
     time_overhead : float
         The time that the plan is predicted to add to a step, as a share of that without a plan.
-        Old name: ``added_time``.
     schedule : Schedule or None
         The operators of a training step in order; None where the order is left to MXNet.
     unmet : dict
@@ -114,7 +111,7 @@ class Plan(Reported):
     unplanned_device_bytes: int
     held_bytes: int
     temporary_bytes: int
-    recomputed_flops: float
+    recompute_overhead: float
     kept: tuple[str, ...]
     recomputed: tuple[str, ...]
     copies: tuple[str, ...]
@@ -126,16 +123,17 @@ class Plan(Reported):
     floor: str
     slowest: str
     request: Request
-    added_time: float | None = None
+    time_overhead: float
     schedule: Schedule | None = None
     unmet: dict[str, str] = field(default_factory=dict)
     options: dict[str, Json] = field(default_factory=dict)
     declined: str = ""
 
-    recompute_overhead = property(lambda self: self.recomputed_flops, doc="See `Plan`.")
-    time_overhead = property(lambda self: self.added_time, doc="See `Plan`.")
-    unplanned_held_bytes = property(lambda self: self.held_bytes, doc="See `Plan`.")
-    gradient_bytes = property(lambda self: 0, doc="See `Plan`.")
+    if not TYPE_CHECKING:  # a type checker would take any name
+
+        def __getattr__(self, name: str) -> object:
+            refuse_removed(f"plan.{name}")
+            raise AttributeError(f"a Plan has no {name!r}")
 
     @property
     def is_used(self) -> bool:
@@ -148,7 +146,7 @@ class Plan(Reported):
 
     def __repr__(self) -> str:
         memory = f"pool_bytes={self.pool_bytes}, unplanned_bytes={self.unplanned_bytes}"
-        work = f"recompute_overhead={self.recomputed_flops:.3f}"
+        work = f"recompute_overhead={self.recompute_overhead:.3f}"
         return f"Plan({memory}, {work}, planner={self.planner!r}, exact={self.exact})"
 
     def __str__(self) -> str:
@@ -165,10 +163,7 @@ class Plan(Reported):
         groups = [f"{g}: {fate}, {in_words(g.nbytes)}" for g, fate in zip(chosen, fates)]
         saved, count = self.unplanned_bytes - self.pool_bytes, len(self.kept) + len(self.recomputed)
         is_cpu = self.request.device_type == "cpu"
-        added = (
-            f"; {100 * (self.added_time or 0):.1f} % of the time of a step is added, as predicted"
-            + (f" for {self.options['gpu']}" if "gpu" in self.options else "")
-        )
+        gpu = f" for {self.options['gpu']}" if "gpu" in self.options else ""
         rounding = "; on a CPU it may round otherwise than the network without it"
         lines = {
             "before": f"{in_words(self.unplanned_bytes)} without a plan",
@@ -187,8 +182,8 @@ class Plan(Reported):
             "operators share"
             if self.temporary_bytes
             else "",
-            "work": f"{100 * self.recomputed_flops:.0f} % of the forward pass is recomputed"
-            + ("" if self.added_time is None else added),
+            "work": f"{100 * self.recompute_overhead:.0f} % of the forward pass is recomputed; "
+            f"{100 * self.time_overhead:.1f} % of the time of a step is added, as predicted{gpu}",
             "slowest": self.slowest or "nothing is recomputed",
             "recomputed": f"{len(self.recomputed)} of {count} operators, "
             + ("once each" if self.schedule is None else "as often as the schedule says"),
@@ -248,31 +243,6 @@ class Plan(Reported):
         }
         plot.plot_memory(file, panels)
 
-    def lifetimes(self, file: files.Path) -> None:
-        """Write when each tensor of the pool is alive and where it lies, for tools that place them.
-
-        The columns are those of MiniMalloc: ``id,lower,upper,size,offset``. A tensor is alive in
-        the steps from ``lower`` to before ``upper``; a step is an operator as it runs.
-
-        Parameters
-        ----------
-        file : str or path
-            CSV. It is whole or not there; one that was there is replaced.
-
-        Raises
-        ------
-        MemongerError
-            If it cannot be written, or the memory could not be replayed to the byte.
-        """
-        if not self.exact:
-            raise MemongerError(
-                "where tensors of this plan lie is not known, because its memory was bound, not "
-                "replayed to the byte; leave lifetimes out"
-            )
-        rows = list_lifetimes(self._memory.planned)
-        lines = [",".join(map(str, row)) for row in rows]
-        files.write(file, "\n".join(["id,lower,upper,size,offset", *lines, ""]).encode())
-
     def predict_time(self, measure: bool = False) -> float:
         """Return the time that the plan is predicted to add to a training step.
 
@@ -285,11 +255,10 @@ class Plan(Reported):
         Returns
         -------
         float
-            As a share of a step's time without a plan; ``time_overhead`` where that is known, and
-            not ``measure``.
+            As a share of a step's time without a plan; without ``measure`` it is ``time_overhead``.
         """
-        if self.added_time is not None and not measure:
-            return self.added_time
+        if not measure:
+            return self.time_overhead
         memory = self._memory
         timed_on = self.request.find_timed(self.options.get("gpu"), measure)
         times = find_times(memory.training, timed_on)
@@ -519,7 +488,7 @@ def plan_of(solution: Solution) -> Plan:
         floor=way.find_lower_bound().name(nodes),
         slowest=describe_slowest(memory),
         request=way.request,
-        added_time=plan.added_time,
+        time_overhead=plan.added_time or 0.0,
         schedule=plan.schedule,
         unmet=unmet,
         options=options,
@@ -529,5 +498,5 @@ def plan_of(solution: Solution) -> Plan:
         peak_bytes=memory.peak_bytes,
         device_bytes=memory.device_bytes,
         exact=memory.exact,
-        recomputed_flops=memory.recomputed_flops,
+        recompute_overhead=memory.recomputed_flops,
     )

@@ -51,7 +51,6 @@ def plan(
     keep: Selector | None = None,
     recompute: Selector | None = None,
     devices: int = 1,
-    kept_copies: bool = True,
     rules: bool = True,
     **input_shapes: object,
 ) -> Plan:
@@ -135,8 +134,6 @@ def plan(
         not (a rule, an output, ``keep``), the plan tells why.
     devices : int
         Among how many ``Module`` will split the batch; plan and memory are of the largest share.
-    kept_copies : bool
-        Whether identities (named ``*_keep``) may be inserted to keep results without their inputs.
     rules : bool
         False gives the bare plan, without the rules that keep it right on every device.
     **input_shapes
@@ -171,7 +168,6 @@ def plan(
         ctx=ctx,
         planner=planner,
         ntrial=ntrial,
-        kept_copies=kept_copies,
         rules=rules,
         measure=measure,
         gpu=gpu,

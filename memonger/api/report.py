@@ -147,7 +147,7 @@ def ordered(
     if limit is not None:
         within = (p for p in plans if getattr(p, f"{limit['of']}_bytes") <= limit["bytes"])
         chosen = next(within, chosen)
-    facts_of = attrgetter("pool_bytes", "recomputed_flops", "recomputed", "copies")
+    facts_of = attrgetter("pool_bytes", "recompute_overhead", "recomputed", "copies")
     distinct, facts = [*plans], {*map(facts_of, plans)}
     for number, plan in enumerate(others):
         if type(plan) is not type(chosen):
@@ -270,7 +270,7 @@ def _figures(plan: Plan, time: float, network: str) -> dict[str, Json]:
     kind = "original" if plan.planner == "chen2016" else kind
     data = {k: v for k, v in vars(plan).items() if isinstance(v, (int, float, str))}
     data.update({name: len(getattr(plan, name)) for name in ("kept", "recomputed", "copies")})
-    data.update(recompute_overhead=plan.recompute_overhead, time_overhead=time)
+    data.update(time_overhead=time)
     return {
         "kind": kind if plan.recomputed else "none",
         "figures": data,

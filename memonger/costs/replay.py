@@ -88,11 +88,6 @@ class Replay:
         np.maximum.at(real, blocks[used], (arrays.elements * arrays.itemsize)[used])
         return (real + 3) // 4 * 4  # pool entries are arrays of float32
 
-    def place_blocks(self) -> Int64s:
-        """Place the blocks of the pool one after the other; return their offsets in bytes."""
-        nbytes = self.block_bytes()
-        return np.cumsum(nbytes) - nbytes
-
     def timeline(self) -> Timeline:
         """Find out which tensors are alive when."""
         t, order, storage = self.training.arrays, self.order, self.storage

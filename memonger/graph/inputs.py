@@ -15,6 +15,7 @@ from memonger.graph.operators.tensors import Shape, check_elements
 from memonger.support.checks import check_count
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
+from memonger.support.removed import refuse_removed
 from memonger.support.symbols import check_graph, load_nodes, read
 from memonger.support.types import Context, DTypeLike, Symbol
 
@@ -121,6 +122,7 @@ def read_shapes(
     axes: dict[str, int] = {}
     unknown = " was given for {!r}, which is no input of the network"
     for name, shape in [*read_pairs(shapes, types, axes), *keywords.items()]:
+        refuse_removed(f"{name}=")
         _check_name(name, arguments, "a shape" + unknown, states)
         if not isinstance(shape, (list, tuple, np.ndarray)):
             raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")

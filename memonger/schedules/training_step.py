@@ -240,13 +240,6 @@ class Placed(Replay):
         sizes = step.alive.nbytes[step.output_blocks]
         return np.array([step.arena_bytes, *sizes.tolist()], dtype=np.int64)
 
-    def place_blocks(self) -> Int64s:
-        """Return where blocks are in the arena, and the outputs behind it; -1 of a caller's."""
-        step = self.training
-        offsets = step.offsets.copy()
-        offsets[step.output_blocks] = super().place_blocks()[1:]
-        return offsets
-
 
 def make_step(parts: Parts, nodes: Nodes) -> TrainingStep:
     """Make the training step of these nodes."""

@@ -259,8 +259,7 @@ class Session:
         text = in_words(before)
         if plan.pool_bytes < plan.unplanned_bytes:
             text += f" -> {in_words(after)}"
-            if plan.added_time is not None:
-                text += f", {100 * plan.added_time:.0f} % of a step's time added"
+            text += f", {100 * plan.time_overhead:.0f} % of a step's time added"
         else:
             text += f", as it is{plan.declined and ': '}{plan.declined}"
         if self._budget is not None:

@@ -37,7 +37,6 @@ class Options:
     slower_than: float | None = None  # the most time of a step, in steps without a plan
     planner: str = "smallest"
     ntrial: int = 6
-    kept_copies: bool = True
     rules: bool = True
     measure: bool = False
     gpu: str | None = None  # whose data sheet tells the times: one of `GPUS`
@@ -100,7 +99,6 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
         knee=knee,
         slower_than=limits_time,
         ntrial=check_count("ntrial", options.ntrial, 1),
-        kept_copies=bool(options.kept_copies),
         rules=bool(options.rules),
         measure=bool(options.measure),
         patience=checked_patience,

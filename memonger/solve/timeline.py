@@ -5,12 +5,10 @@ Numbers stand for texts (``Strings``); operators are rows of a table (``Operator
 
 from __future__ import annotations
 
-import re
 from typing import Mapping, Sequence, Tuple
 
 import numpy as np
 
-from memonger.costs.replay import Replay
 from memonger.costs.time.times import TimedDevice, find_times
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.operators.tensors import Tensor
@@ -149,31 +147,6 @@ def list_alive(memory: Memory, table: OperatorTable, states: States, most: int) 
         "backward": int(np.flatnonzero(phases == FORWARD).max(initial=-1)) + 1,
         "tensors": _merge(memory, shown, groups, table.strings),
     }
-
-
-def list_lifetimes(replay: Replay) -> list[tuple[str, int, int, int, int]]:
-    """List the buffers of a pool: id, first step, step after the last, bytes, offset.
-
-    A buffer is a tensor, and those that are computed in its place. A step is an operator of the
-    training step as it runs. Buffers that share memory share no step.
-    """
-    line, training = replay.timeline(), replay.training
-    entries = training.arrays.output_start[line.row] + line.output
-    _, first, buffer = np.unique(replay.storage[entries], return_index=True, return_inverse=True)
-    stop, nbytes = np.zeros((2, len(first)), dtype=np.int64)
-    np.maximum.at(stop, buffer, line.stop)
-    np.maximum.at(nbytes, buffer, line.nbytes)
-    ran = np.cumsum(~training.arrays.variable[replay.order])  # variables take no time
-    lower, upper = ran[line.start[first]] - 1, ran[stop]
-    offset = replay.place_blocks()[replay.blocks[entries[first]]]
-    columns = np.stack([line.row[first], line.output[first], lower, upper, nbytes, offset])
-    rows: dict[str, tuple[str, int, int, int, int]] = {}
-    for row, output, *numbers in columns[:, nbytes > 0].T.tolist():
-        name = re.sub('[,"\\s]', "_", training.names[row]) + (f"[{output}]" if output else "")
-        while name in rows:
-            name = f"{name}~{row}"
-        rows[name] = (name, *numbers)
-    return sorted(rows.values(), key=lambda row: row[1])
 
 
 def choose_steps(live: Int64s, most: int) -> Int64s:

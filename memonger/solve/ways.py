@@ -208,8 +208,7 @@ class Marks(_Network):
         hints, rules, ntrial = self.hints, self.build_rules(), self.options.ntrial
         effort = marks_search.EFFORT.times(self.choose_patience())
         with progress_bar() as progress:
-            copies = self.options.kept_copies
-            searched = smallest(hints, rules, ntrial, copies, effort=effort, progress=progress)
+            searched = smallest(hints, rules, ntrial, effort=effort, progress=progress)
         for name, counted in searched.costs.items():
             log.info("%s: %.1f MB", name, counted / MB)
         return searched
@@ -223,7 +222,6 @@ class Marks(_Network):
                 self.build_rules(),
                 self._time_nodes,
                 [],
-                self.options.kept_copies,
                 effort=effort,
                 progress=progress,
             )

@@ -146,6 +146,7 @@ MISUSE: list[tuple[dict[str, Any], list[str]]] = [
     ({**OF_DEVICE, "optimizer": ("sgd", {"momentun": 1})}, ["momentun"]),
     ({**OF_DEVICE, "optimizer": (5, {})}, ["cannot be made"]),
     ({**OF_DEVICE, "optimizer": 3}, ["such as 'adam'"]),
+    ({"kept_copies": False}, ["kept_copies= was removed", "leave it out"]),
 ]  # fmt: skip
 
 
@@ -154,6 +155,17 @@ def test_a_wrong_option_is_named_with_its_remedy(options: dict[str, Any], words:
     with pytest.raises(memonger.MemongerError) as caught:
         memonger.plan(net(), **{"shapes": SHAPES, **options})
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+REMOVED = ("lifetimes", "recomputed_flops", "added_time", "unplanned_held_bytes", "gradient_bytes")
+
+
+def test_what_a_plan_had_once_says_what_to_use() -> None:
+    plan = memonger.plan(net(), SHAPES, patience=0.01)
+    for name in REMOVED:
+        with pytest.raises(memonger.MemongerError, match=rf"plan\.{name} was removed: "):
+            getattr(plan, name)
+    assert not hasattr(plan, "no_such_figure")
 
 
 @pytest.mark.parametrize("threshold", [-1, 1.5, "576", None, False])

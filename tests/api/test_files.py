@@ -257,7 +257,7 @@ ODD: tuple[Any, ...] = (
     "_sg_mkldnn_conv", "_NDArray", "_FusedOp", "_Native",
 )  # fmt: skip
 VERBS = (
-    ("cost",), ("explain", "--json"), ("check", "{net}", "--steps", "1"),
+    ("explain",), ("explain", "--json"), ("check", "{net}", "--steps", "1"),
     ("plan", "--patience", ".01", "-o", "{out}"),
     ("plan", "--patience", ".01", "--how", "schedule", "--budget", "80%", "--json"),
 )  # fmt: skip

@@ -41,7 +41,7 @@ def features(*plans: Any) -> list[Any]:
     symbol = plans[-1].symbol
     again = pickle.loads(pickle.dumps(symbol))
     costs: list[Any] = [memonger.get_cost(net, shapes=CELLS) for net in (symbol, again)]
-    return costs + [(p.pool_bytes, p.added_time, p.recomputed, p.copies) for p in plans]
+    return costs + [(p.pool_bytes, p.time_overhead, p.recomputed, p.copies) for p in plans]
 
 
 #: Shapes of the largest batch.
@@ -129,7 +129,6 @@ CHANGES: dict[str, Any] = {
     "trials": lambda p: p(net(), SHAPES, ntrial=7),
     "until": lambda p: p(net(), SHAPES, until="bn4"),
     "devices": lambda p: p(net(), SHAPES, devices=2),
-    "copies": lambda p: p(net(), SHAPES, kept_copies=False),
     "rules": lambda p: p(net(), SHAPES, rules=False),
     "work": lambda p: [p(net(), SHAPES, how="schedule", work=work) for work in (1.5, 2.5)],
 }

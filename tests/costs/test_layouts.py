@@ -22,7 +22,6 @@ BLOCKS = constant("BLOCKS")
 WAYS: dict[str, dict[str, Any]] = {
     "default": {},
     "chen2016": {"planner": "chen2016"},
-    "no copies": {"kept_copies": False},
     "cpu": {"ctx": mx.cpu()},
     "budget": {"budget": "70%"},
 }

@@ -32,18 +32,15 @@ def net(**first: Any) -> Any:
     return S.LinearRegressionOutput(x, name="out")
 
 
-@pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("first", [{}, {"force_mirroring": "True"}, {"ctx_group": "a"}])
-def test_what_stays_and_what_comes_off_again(first: Any, copies: bool) -> None:
-    """Without kept copies every node stays under its name; the user's own attributes always."""
+def test_what_stays_and_what_comes_off_again(first: Any) -> None:
+    """Every node stays under its name, and the user's own attributes."""
     symbol = net(**first)
     before = symbol.tojson()
-    planned = memonger.search_plan(symbol, shapes=SHAPES, kept_copies=copies)
+    planned = memonger.search_plan(symbol, shapes=SHAPES)
     assert symbol.tojson() == before and marked(planned)
-    if not copies:
-        assert [(n["op"], n["name"], n["inputs"]) for n in nodes(planned)] == [
-            (n["op"], n["name"], n["inputs"]) for n in nodes(symbol)
-        ]
+    names = [n["name"] for n in nodes(planned) if not n["name"].endswith("_keep")]
+    assert names == [n["name"] for n in nodes(symbol)]
     for kind in ("arguments", "auxiliary_states", "outputs"):
         assert getattr(planned, "list_" + kind)() == getattr(symbol, "list_" + kind)()
     for network in (planned, mx.sym.load_json(planned.tojson()), symbol):

@@ -128,5 +128,5 @@ WHOLE = [pytest.param(1, n, marks=pytest.mark.exhaustive) for n in POOLS]
 def test_schedules_take_no_more_than_recorded(whole: int, name: str, work: int) -> None:
     symbol, shapes = SCHEDULED[name]()
     plan = module_plan(symbol, shapes, how="schedule", work=work, patience=(0.05, 1.0)[whole])
-    assert plan.exact and plan.recomputed_flops <= work - 1
+    assert plan.exact and plan.recompute_overhead <= work - 1
     assert plan.pool_bytes <= 1.01 * POOLS[name][work - 2][whole]
