@@ -13,9 +13,10 @@ from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.solve.memory import Memory, measure, predict
 from memonger.solve.request import read_call
 from memonger.solve.solution import NO_OPERATORS
+from memonger.solve.timeline import find_kept
 from memonger.support.errors import MB, in_words
 from memonger.support.kernels import compiled
-from memonger.support.types import Symbol
+from memonger.support.types import Int64s, Symbol
 
 if TYPE_CHECKING:
     from memonger.api.plan import Plan
@@ -233,7 +234,6 @@ def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
     """Explain a Plan tensor by tensor: who reads it, and when, and which rule leaves no choice."""
     line, nodes, peak = memory.timeline, memory.graph.nodes, memory.peak
     starts = memory.replay.training.arrays.output_start
-    border = memory.find_places(FORWARD).max(initial=0)
     times = 1 + np.bincount(memory.recomputed, minlength=len(nodes))
     ours = [i for i, n in enumerate(nodes) if not n.is_inserted]
     late = len(nodes) if plan.request.until is None else ours[plan.request.until]
@@ -271,16 +271,23 @@ def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
         return "search", "no smaller plan was found that recomputes it"
 
     tensors: list[Choice] = []
-    for k in np.flatnonzero((line.kind == FORWARD) & (memory.operators[line.row] >= 0)):
+    is_kept = find_kept(memory)
+    for k in find_results(memory):
         output, x = int(line.output[k]), int(memory.operators[line.row[k]])
         choice, (why, reason) = "recomputed" if times[x] > 1 else "freed", ("", "")
-        if line.start[k] <= border < line.stop[k]:
+        if is_kept[k]:
             choice, (why, reason) = "kept", why_of(k, x, output)
         name = nodes[x].name + (f"[{output}]" if output else "")
         shape = memory.replay.training.signatures[line.row[k]].tensors[output].shape
         nbytes = int(line.nbytes[k])
         tensors.append(Choice(name, nodes[x].op, nbytes, choice, int(times[x]), why, reason, shape))
     return PlanExplanation(tuple(tensors))
+
+
+def find_results(memory: Memory) -> Int64s:
+    """Find the places in the timeline of what operators compute in the forward pass."""
+    line = memory.timeline
+    return np.flatnonzero((line.kind == FORWARD) & (memory.operators[line.row] >= 0))
 
 
 def _readers(memory: Memory) -> Mapping[tuple[int, int], Mapping[int, None]]:

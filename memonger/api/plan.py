@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from hashlib import sha256
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Mapping, Sequence
@@ -238,7 +239,7 @@ class Plan(Reported):
             If matplotlib is not installed, or the file cannot be written.
         """
         panels = {
-            f"without a plan: a pool of {in_words(self.unplanned_bytes)}": predict(self.request),
+            f"without a plan: a pool of {in_words(self.unplanned_bytes)}": self._unplanned,
             f"with the plan: a pool of {in_words(self.pool_bytes)}": self._memory,
         }
         plot.plot_memory(file, panels)
@@ -296,10 +297,18 @@ class Plan(Reported):
         whole = {KIND: FORMAT, "sha256": digest, "plan": json.loads(text)}
         files.write(file, json.dumps(whole).encode())
 
-    @property
+    @cached_property
     def _memory(self) -> Memory:
-        """The memory that a training step of the planned symbol is predicted to take."""
+        """The replay of a training step with the plan; that of the search, if it was made here."""
         return predict(replace(self.request, symbol=self.symbol))
+
+    @cached_property
+    def _unplanned(self) -> Memory:
+        """The replay of a training step without the plan."""
+        return predict(self.request)
+
+    def __getstate__(self) -> dict[str, Json]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def load_plan(
@@ -392,7 +401,8 @@ def _list(names: Sequence[str]) -> str:
 
 def figures(plan: Plan) -> dict[str, Json]:
     """Return the fields of a Plan that are data: all but its symbol, its request, its schedule."""
-    return {k: v for k, v in vars(plan).items() if k not in ("symbol", "request", "schedule")}
+    others = ("symbol", "request", "schedule")
+    return {k: v for k, v in plan.__getstate__().items() if k not in others}
 
 
 def _read_content(file: files.Path) -> dict[str, Json]:
@@ -472,7 +482,7 @@ def plan_of(solution: Solution) -> Plan:
     if unmet:
         text = "recompute= names %d operators of which %d are not recomputed; print the plan"
         log.warning(text, len(way.request.recompute.nodes), len(unmet))
-    return Plan(
+    planned = Plan(
         symbol=solution.symbol,
         unplanned_bytes=unplanned.pool_bytes,
         unplanned_device_bytes=unplanned.device_bytes,
@@ -500,3 +510,5 @@ def plan_of(solution: Solution) -> Plan:
         exact=memory.exact,
         recompute_overhead=memory.recomputed_flops,
     )
+    vars(planned).update(_memory=memory, _unplanned=unplanned)
+    return planned

@@ -10,7 +10,7 @@ import gzip
 import json
 import shlex
 from base64 import b64encode
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 import numpy as np
 
 from memonger import __version__
-from memonger.api.explain import Choice, PlanExplanation, explain_choices
+from memonger.api.explain import Choice, find_results
 from memonger.api.groups import Member, find_groups
+from memonger.costs.time.roofline import Times
 from memonger.costs.time.times import find_times
-from memonger.graph.arrays import FORWARD
-from memonger.graph.read import forward_graph
-from memonger.solve.memory import Memory, count_state_bytes, predict
+from memonger.solve.memory import Memory, count_state_bytes
 from memonger.solve.options import Budget, read_budget
 from memonger.solve.request import read_structure
-from memonger.solve.timeline import KEPT, NONE, PASSING, OperatorTable, Strings, list_alive
+from memonger.solve.timeline import find_rows, list_alive, list_operators
 from memonger.support import files
 from memonger.support.errors import MemongerError
 from memonger.support.symbols import read
@@ -53,7 +52,7 @@ CHOOSING = ("keep", "recompute")  # options that name operators, as the command 
 class Shown:
     """The content of a page."""
 
-    times: Mapping[Plan, float]  # that plans of one network add to a step, in order, as shares
+    plans: Sequence[Plan]  # of one network, the fastest first
     chosen: Plan  # that is shown first
     budget: Mapping[str, Json] | None  # in bytes
     network: str  # the name of its file
@@ -156,17 +155,15 @@ def ordered(
         if facts_of(plan) not in facts:
             facts.add(facts_of(plan))
             distinct.append(plan)
-    times = {plan: plan.predict_time() for plan in distinct}
-    distinct.sort(key=lambda plan: (times[plan], plan.pool_bytes))
-    return Shown({plan: times[plan] for plan in distinct}, chosen, limit, network)
+    distinct.sort(key=attrgetter("time_overhead", "pool_bytes"))
+    return Shown(distinct, chosen, limit, network)
 
 
 def _limit(budget: Budget, plan: Plan) -> dict[str, Json]:
     """Return what a budget leaves to a Plan, and what the optimiser's state takes, in bytes."""
     if budget.of == "pool":
         return {"of": "pool", "bytes": budget.limit(plan.unplanned_bytes), "state": 0}
-    graph = forward_graph(plan.request.symbol, plan.request.spec)
-    state = count_state_bytes(budget, graph, plan.request)
+    state = count_state_bytes(budget, plan._unplanned.graph, plan.request)
     whole = budget.limit(plan.unplanned_device_bytes + state)
     return {"of": "device", "bytes": whole - state, "state": state}
 
@@ -193,22 +190,11 @@ def _check_same(plan: Plan, another: Plan, number: int) -> None:
 
 def data_of(shown: Shown) -> dict[str, Json]:
     """Collect the data of a page."""
-    request, measure = shown.chosen.request, bool(shown.chosen.options.get("measure"))
-    unplanned, strings = predict(request), Strings()
-    timed_on = request.find_timed(shown.chosen.options.get("gpu"), measure)
-    table = OperatorTable(unplanned, strings, timed_on)
-    count, plans = len(shown.times), []
-    most = MAX_TENSORS // (count + 1)
-    for plan, time in shown.times.items():
-        memory = predict(replace(request, symbol=plan.symbol))
-        has_reasons = plan is shown.chosen or len(table.nodes) * count <= MAX_REASONS
-        explanation = explain_choices(plan, memory)
-        states, columns = _choices(explanation, memory, table, has_reasons)
-        drawn, text = list_alive(memory, table, states, most), plan._describe(explanation)
-        figures = _figures(plan, time, shown.network)
-        plans.append({**figures, "text": text, **columns, "timeline": drawn})
-    line, border = unplanned.timeline, unplanned.find_places(FORWARD).max(initial=0)
-    kept = ((line.kind == FORWARD) & (line.start <= border) & (border < line.stop)).nonzero()[0]
+    chosen, request, unplanned = shown.chosen, shown.chosen.request, shown.chosen._unplanned
+    times = _predict_times(chosen)
+    operators = list_operators(unplanned, times)
+    most = MAX_TENSORS // (len(shown.plans) + 1)
+    few = len(operators["name"]) * len(shown.plans) <= MAX_REASONS
     shapes = [f"{name} {tuple(shape)}" for name, shape in request.spec.shapes.items()]
     some = shapes if len(shapes) <= MAX_INPUTS else [*shapes[:2], f"{len(shapes) - 2} more inputs"]
     return {
@@ -216,77 +202,82 @@ def data_of(shown: Shown) -> dict[str, Json]:
         "network": shown.network,
         "inputs": some,
         "device": request.devices,
-        "chosen": [*shown.times].index(shown.chosen),
+        "chosen": shown.plans.index(chosen),
         "budget": shown.budget,
-        "plans": plans,
-        "batches": [_batch(n, shown.batches[n], shown.network) for n in sorted(shown.batches)],
-        "unplanned": list_alive(unplanned, table, dict.fromkeys(kept.tolist(), (KEPT, "")), most),
-        "step_seconds": table.step_seconds,
-        "operators": {**table.columns(), "group": _group(table)},
-        "parts": table.parts,
-        "strings": list(strings.numbers),
+        "plans": [
+            {
+                **_figures(plan, shown.network),
+                **_choices(plan, operators, most, has_reasons=few or plan is chosen),
+            }
+            for plan in shown.plans
+        ],
+        "batches": [
+            {
+                **_figures(plan, shown.network),
+                "batch": batch,
+                "step_seconds": float(_predict_times(plan).step),
+            }
+            for batch, plan in sorted(shown.batches.items())
+        ],
+        "unplanned": list_alive(unplanned, operators, {}, most),
+        "step_seconds": float(times.step),
+        "operators": {**operators, "group": _groups(unplanned, operators)},
     }
 
 
-def _group(table: OperatorTable) -> list[int]:
-    """Return the name of each operator's group, as a number."""
-    columns = zip(table.nodes, table.shown, table.nbytes)
-    members = [
-        Member(n.name, n.op, t[0].shape if t else (), size, "", "") for n, t, size in columns
-    ]
-    names = {k: group.name for group in find_groups(members) for k in group.members}
-    return [table.strings(names[k]) for k in range(len(members))]
+def _predict_times(plan: Plan) -> Times:
+    """Predict the times of operators without the plan, as they were when it was made."""
+    options = plan.options
+    device = plan.request.find_timed(options.get("gpu"), bool(options.get("measure")))
+    return find_times(plan._unplanned.training, device)
+
+
+def _groups(memory: Memory, operators: Mapping[str, Sequence[Json]]) -> list[str]:
+    """Return the name of each operator's group."""
+    tensors = [memory.graph.shown_tensors(i) for i in memory.graph.operators]
+    shapes = [shown[0].shape if shown else () for shown in tensors]
+    columns = zip(operators["name"], operators["op"], shapes, operators["bytes"])
+    groups = find_groups([Member(*column, "", "") for column in columns])
+    names = {k: group.name for group in groups for k in group.members}
+    return [names[k] for k in range(len(names))]
 
 
 def _choices(
-    explanation: PlanExplanation, memory: Memory, table: OperatorTable, has_reasons: bool
-) -> tuple[dict[int, tuple[int, str]], dict[str, Json]]:
-    """Return what a plan does with each place in its timeline, and with each operator."""
-    line, rows, n = memory.timeline, table.rows_of(memory), len(table.nodes)
-    places = np.flatnonzero((line.kind == FORWARD) & (memory.operators[line.row] >= 0))
-    states: dict[int, tuple[int, str]] = {}
-    kept: dict[int, Choice] = {}  # by operator
+    plan: Plan, operators: Mapping[str, Sequence[Json]], most: int, has_reasons: bool
+) -> dict[str, Json]:
+    """Return what a plan does with each operator, and its tensors over the training step."""
+    memory, explanation = plan._memory, plan.explain()
+    rows, places, n = find_rows(memory.graph), find_results(memory), len(operators["name"])
+    kept: dict[int, Choice] = {}  # the first tensor of an operator that is
+    reasons = {}
     for place, choice in zip(places.tolist(), explanation.tensors):
-        state = KEPT if choice.choice == "kept" else PASSING
-        states[place] = state, choice.reason if has_reasons else ""
-        if state == KEPT:
-            kept.setdefault(int(rows[memory.operators[line.row[place]]]), choice)
+        reasons[place] = choice.reason if has_reasons else ""
+        if choice.choice == "kept":
+            kept.setdefault(int(rows[memory.operators[memory.timeline.row[place]]]), choice)
     again = rows[memory.recomputed]
     times = (1 + np.bincount(again[again >= 0], minlength=n)).tolist()
-    strings = table.strings
-    return states, {
+    return {
+        "text": plan._describe(explanation),
         "choice": "".join("r" if t > 1 else "fk"[x in kept] for x, t in enumerate(times)),
-        "times": times if max(times, default=0) > 2 else None,
-        "why": [strings(kept[x].why) if x in kept else NONE for x in range(n)],
-        "reason": [strings(kept[x].reason) if x in kept else NONE for x in range(n)]
-        if has_reasons
-        else None,
+        "times": times,
+        "why": [kept[x].why if x in kept else "" for x in range(n)],
+        "reason": [kept[x].reason if x in kept else "" for x in range(n)] if has_reasons else None,
+        "timeline": list_alive(memory, operators, reasons, most),
     }
 
 
-def _figures(plan: Plan, time: float, network: str) -> dict[str, Json]:
+def _figures(plan: Plan, network: str) -> dict[str, Json]:
     """Return the figures of a Plan by the names of its attributes, and how it is made."""
     kind = "schedule" if plan.schedule is not None else "marks"
     kind = "original" if plan.planner == "chen2016" else kind
     data = {k: v for k, v in vars(plan).items() if isinstance(v, (int, float, str))}
     data.update({name: len(getattr(plan, name)) for name in ("kept", "recomputed", "copies")})
-    data.update(time_overhead=time)
     return {
         "kind": kind if plan.recomputed else "none",
         "figures": data,
         "python": python_of(plan),
         "command": command_of(plan, network),
     }
-
-
-def _batch(batch: int, plan: Plan, network: str) -> dict[str, Json]:
-    """Return the figures of a Plan of a batch, and the seconds of a step without it."""
-    measure = bool(plan.options.get("measure"))
-    training = predict(plan.request).training
-    timed_on = plan.request.find_timed(plan.options.get("gpu"), measure)
-    step = float(find_times(training, timed_on).step)
-    figures = _figures(plan, plan.predict_time(), network)
-    return {"batch": batch, "step_seconds": step, **figures}
 
 
 def python_of(plan: Plan) -> str:

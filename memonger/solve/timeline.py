@@ -1,83 +1,61 @@
-"""List which tensors of a training step live when, and the operators of a network, to be drawn.
-
-Numbers stand for texts (``Strings``); operators are rows of a table (``OperatorTable``).
-"""
+"""List which tensors of a training step live when, and the operators of a network, to be drawn."""
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence, Tuple
+from typing import Mapping, Sequence
 
 import numpy as np
 
-from memonger.costs.time.times import TimedDevice, find_times
-from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
+from memonger.costs.time.roofline import Times
+from memonger.graph.arrays import FORWARD
+from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.tensors import Tensor
 from memonger.solve.memory import Memory
-from memonger.support.types import Int64s, Json
+from memonger.support.types import Bools, Int64s, Json
 
 STEPS = (2000, 1000, 500, 250, 120)  # how many are drawn at most; fewer where tensors are too many
-PARTS, LITTLE, MOST = 8, 0.02, 0.8  # of a network: how many, and what share of memory counts
-NONE = -1  # a text that is empty, or no row of the table
+MAX_PARTS = 8  # of a network
+LEAST_OF_PART, LEAST_OF_PARTS = 0.02, 0.8  # the share of memory of one part, and of all that count
+NONE = -1  # the row of what is no operator of the network
 
-#: What a tensor is: kept for the backward pass, gone before, recomputed, or a gradient.
-KEPT, PASSING, AGAIN, GRADIENT = range(4)
-STATES = {FORWARD: PASSING, RECOMPUTED: AGAIN, BACKWARD: GRADIENT}
-
-States = Mapping[int, Tuple[int, str]]  # by the place in a timeline: KEPT or PASSING, and why
+#: What a tensor is: kept for the backward pass, or by the phase (`FORWARD` and so on) and one more.
+KEPT = 0
 
 
-class Strings:
-    """Texts, each once; a number stands for each."""
+def list_operators(memory: Memory, times: Times) -> dict[str, list[Json]]:
+    """List the operators of a network without a plan, as columns; times are in seconds."""
+    graph = memory.graph
+    operators = [*graph.operators]
+    shown = [graph.shown_tensors(i) for i in operators]
+    names = [graph.nodes[i].name for i in operators]
+    nbytes = [sum(tensor.nbytes for tensor in tensors) for tensors in shown]
+    return {
+        "name": names,
+        "op": [graph.nodes[i].op for i in operators],
+        "part": divide(names, nbytes),
+        "shape": [describe(tensors[0]) if tensors else "" for tensors in shown],
+        "bytes": nbytes,
+        "forward": [float(f"{seconds:.4g}") for seconds in times.forward[operators]],
+        "gradient": [float(f"{seconds:.4g}") for seconds in times.gradient[operators]],
+    }
 
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
 
-    def __call__(self, text: str) -> int:
-        """Return the number of a text; of an empty one NONE."""
-        return self.numbers.setdefault(text, len(self.numbers)) if text else NONE
-
-
-class OperatorTable:
-    """The operators of a network, as columns; they are the same with every plan."""
-
-    def __init__(self, unplanned: Memory, strings: Strings, device: TimedDevice) -> None:
-        graph = unplanned.graph
-        operators = list(graph.operators)
-        self.strings, self.nodes = strings, [graph.nodes[i] for i in operators]
-        self.row_of_node = np.full(len(graph.nodes), NONE)
-        self.row_of_node[operators] = np.arange(len(operators))
-        self.shown = [graph.shown_tensors(i) for i in operators]
-        self.nbytes = [sum(tensor.nbytes for tensor in tensors) for tensors in self.shown]
-        times = find_times(unplanned.training, device)
-        self.forward, self.gradient = times.forward[operators], times.gradient[operators]
-        self.step_seconds = float(times.step)
-        self.parts, self.part = divide([node.name for node in self.nodes], self.nbytes)
-        self.ops = [strings(node.op) for node in self.nodes]
-
-    def columns(self) -> dict[str, Sequence[object]]:
-        """Return the columns; times are in seconds."""
-        shapes = [describe(tensors[0]) if tensors else "" for tensors in self.shown]
-        return {
-            "name": [node.name for node in self.nodes],
-            "op": self.ops,
-            "part": self.part,
-            "shape": [self.strings(shape) for shape in shapes],
-            "bytes": self.nbytes,
-            "forward": [float(f"{seconds:.4g}") for seconds in self.forward.tolist()],
-            "gradient": [float(f"{seconds:.4g}") for seconds in self.gradient.tolist()],
-        }
-
-    def rows_of(self, memory: Memory) -> Int64s:
-        """Find the row of the table that each node of a planned network is, or is a copy of."""
-        nodes = memory.graph.nodes
-        rows, original = np.full(len(nodes) + 1, NONE), 0  # the last is of no node
-        for i, node in enumerate(nodes):
-            if not node.is_inserted:
-                rows[i] = self.row_of_node[original]
-                original += 1
-            elif node.inputs:
-                rows[i] = rows[node.inputs[0][0]]
-        return rows
+def divide(names: Sequence[str], nbytes: Sequence[int]) -> list[str]:
+    """Name each operator's part of the network, by what its name begins with, or by order."""
+    parts, total = None, sum(nbytes)
+    for depth in range(1, 4):
+        prefixes = ["_".join(name.split("_")[:depth]) for name in names]
+        sizes = dict.fromkeys(prefixes, 0)
+        for prefix, size in zip(prefixes, nbytes):
+            sizes[prefix] += size
+        large = {prefix: size for prefix, size in sizes.items() if size >= LEAST_OF_PART * total}
+        if 2 <= len(large) <= MAX_PARTS and sum(large.values()) >= LEAST_OF_PARTS * total:
+            parts = [prefix if prefix in large else "others" for prefix in prefixes]
+    if parts is not None:
+        return parts
+    edges = np.linspace(0, len(names), min(MAX_PARTS, max(1, len(names))) + 1).astype(int)
+    number = np.searchsorted(edges, np.arange(len(names)), side="right") - 1
+    return [f"from {names[edge]}" for edge in edges[number]]
 
 
 def describe(tensor: Tensor) -> str:
@@ -86,67 +64,91 @@ def describe(tensor: Tensor) -> str:
     return text if tensor.dtype == "float32" else f"{text} {tensor.dtype}"
 
 
-def divide(names: Sequence[str], nbytes: Sequence[int]) -> tuple[list[str], list[int]]:
-    """Divide a network into parts, by what its names begin with, or by the order of operators.
+def find_rows(graph: ForwardGraph) -> Int64s:
+    """Find the row in `list_operators` of each node of a network with a plan, and NONE behind them.
 
-    Returns the names of the parts, and the part of each operator.
+    A node that the plan has inserted has the row of what it reads.
     """
-    parts, total = None, sum(nbytes)
-    for depth in range(1, 4):
-        prefixes = ["_".join(name.split("_")[:depth]) for name in names]
-        sizes = dict.fromkeys(prefixes, 0)
-        for prefix, size in zip(prefixes, nbytes):
-            sizes[prefix] += size
-        large = [prefix for prefix, size in sizes.items() if size >= LITTLE * total]
-        if 2 <= len(large) <= PARTS and sum(sizes[prefix] for prefix in large) >= MOST * total:
-            number = {prefix: k for k, prefix in enumerate(large)}
-            parts = [*large, "others"], [number.get(prefix, len(large)) for prefix in prefixes]
-    if parts is not None:
-        return parts
-    edges = np.linspace(0, len(names), min(PARTS, max(1, len(names))) + 1).astype(int)
-    titles = [f"from {names[a]}" for a in edges[:-1] if a < len(names)]
-    return titles, (np.searchsorted(edges, np.arange(len(names)), side="right") - 1).tolist()
+    rows, count = np.full(len(graph.nodes) + 1, NONE), 0
+    for i, node in enumerate(graph.nodes):
+        if node.is_inserted:
+            rows[i] = rows[node.inputs[0][0]] if node.inputs else NONE
+        elif not node.is_variable:
+            rows[i], count = count, count + 1
+    return rows
 
 
-def list_alive(memory: Memory, table: OperatorTable, states: States, most: int) -> Json:
+def find_kept(memory: Memory) -> Bools:
+    """Find which tensors of the timeline the forward pass leaves to the backward pass."""
+    line, border = memory.timeline, memory.find_places(FORWARD).max(initial=0)
+    return (line.kind == FORWARD) & (line.start <= border) & (border < line.stop)
+
+
+def list_alive(
+    memory: Memory, operators: Mapping[str, Sequence[Json]], reasons: Mapping[int, str], most: int
+) -> Json:
     """List which tensors are alive when, in steps: the operators of a training step as they run.
 
     Where there are more than ``most``, fewer steps are drawn, and tensors are merged that are of
     one kind and alive in the same of these. So the sum is right in each drawn step; the peak is
-    one.
+    one. ``reasons`` are those of tensors, by their places in the timeline.
     """
-    training, order = memory.replay.training, memory.replay.order
-    runs = ~training.arrays.variable[order]  # variables take no time
-    rows, live = order[runs], memory.live[runs]
-    row_of_node = table.rows_of(memory)
-    alive = _find_alive(memory, row_of_node, states, np.cumsum(runs) - 1, table.strings)
+    line, step, order = memory.timeline, memory.replay.training, memory.replay.order
+    runs = ~step.arrays.variable[order]  # variables take no time
+    live, ran, number = memory.live[runs], order[runs], np.cumsum(runs) - 1
+    row_of_node, phases = find_rows(memory.graph), step.phases[ran]
+    places = np.flatnonzero(line.nbytes > 0)
+    row, nbytes = row_of_node[memory.operators[line.row[places]]], line.nbytes[places]
+    state = np.where(find_kept(memory), KEPT, line.kind + 1)[places]
+    start, stop = number[line.start[places]], number[line.stop[places]]
+    numbers = [np.unique(operators[name], return_inverse=True)[1] for name in ("op", "part")]
+    kinds = [np.append(column, NONE)[row] for column in numbers]
     for steps in STEPS:
         drawn = choose_steps(live, steps)
-        first = np.searchsorted(drawn, alive["start"], side="left")
-        last = np.searchsorted(drawn, alive["stop"], side="right") - 1
+        first = np.searchsorted(drawn, start, side="left")
+        last = np.searchsorted(drawn, stop, side="right") - 1
         seen = np.flatnonzero(last >= first)
         groups = np.arange(len(seen))
         if len(seen) > most:
-            kinds = [np.append(column, NONE)[alive["row"]] for column in (table.ops, table.part)]
-            keys = np.stack([*kinds, alive["state"], first, last])[:, seen]
+            keys = np.stack([*kinds, state, first, last])[:, seen]
             groups = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
         if groups.max(initial=-1) < most:
             break
-    phases = training.phases[rows]
-    shown = {**alive, "first": first, "last": last}
-    shown = {name: column[seen] for name, column in shown.items()}
+    by_size = np.lexsort((-nbytes[seen], groups))
+    largest = seen[by_size[np.unique(groups[by_size], return_index=True)[1]]]  # of each group
+    columns = {"row": row, "state": state, "start": start, "stop": stop}
+    columns.update(first=first, last=last)
+    shown = places[largest].tolist()
+    tensors = [step.signatures[line.row[k]].tensors[line.output[k]] for k in shown]
     return {
         "steps": len(live),
         "drawn": drawn.tolist(),
         "live": live[drawn].tolist(),
-        "runs": row_of_node[memory.operators[rows[drawn]]].tolist(),
+        "runs": row_of_node[memory.operators[ran[drawn]]].tolist(),
         "phase": phases[drawn].tolist(),
         "peak": int(np.argmax(live)) if len(live) else 0,
         "peak_bytes": int(live.max(initial=0)),
         "running": memory.running if len(live) else "",
         "backward": int(np.flatnonzero(phases == FORWARD).max(initial=-1)) + 1,
-        "tensors": _merge(memory, shown, groups, table.strings),
+        "tensors": {
+            **{name: column[largest].tolist() for name, column in columns.items()},
+            "label": [_label(memory, int(line.row[place])) for place in shown],
+            "output": line.output[shown].tolist(),
+            "shape": [describe(tensor) for tensor in tensors],
+            "reason": [reasons.get(place, "") for place in shown],
+            "bytes": np.bincount(groups, nbytes[seen]).astype(np.int64).tolist(),
+            "count": np.bincount(groups).tolist(),
+        },
     }
+
+
+def _label(memory: Memory, row: int) -> str:
+    """Name what computes a tensor, if it is no operator of the network itself."""
+    x = int(memory.operators[row])
+    if x < 0:
+        return memory.replay.training.ops[row]
+    node = memory.graph.nodes[x]
+    return node.name if node.is_inserted else ""
 
 
 def choose_steps(live: Int64s, most: int) -> Int64s:
@@ -155,51 +157,3 @@ def choose_steps(live: Int64s, most: int) -> Int64s:
         return np.arange(len(live))
     edges = np.linspace(0, len(live), most + 1).astype(int)
     return np.array([a + int(np.argmax(live[a:b])) for a, b in zip(edges, edges[1:])])
-
-
-def _find_alive(
-    memory: Memory, row_of_node: Int64s, states: States, step: Int64s, strings: Strings
-) -> dict[str, Int64s]:
-    """Find the tensors that take memory, as columns; ``step`` is of each place in the order."""
-    line = memory.timeline
-    places = np.flatnonzero(line.nbytes > 0)
-    state = np.array([STATES[kind] for kind in line.kind[places].tolist()], dtype=np.int64)
-    reason = np.full(len(places), NONE)
-    for k, place in enumerate(places.tolist()):
-        if place in states:
-            state[k], text = states[place]
-            reason[k] = strings(text)
-    return {
-        "place": places,  # in ``Memory.timeline``
-        "row": row_of_node[memory.operators[line.row[places]]],  # of the table of operators
-        "state": state,
-        "start": step[line.start[places]],  # the first step in which it is alive
-        "stop": step[line.stop[places]],  # and the last
-        "reason": reason,
-    }
-
-
-def _merge(
-    memory: Memory, alive: Mapping[str, Int64s], groups: Int64s, strings: Strings
-) -> dict[str, list[int]]:
-    """Merge the tensors of each group under the largest, and return them as columns."""
-    line, training, nodes = memory.timeline, memory.replay.training, memory.graph.nodes
-    nbytes = line.nbytes[alive["place"]]
-    order = np.lexsort((-nbytes, groups))
-    head = order[np.unique(groups[order], return_index=True)[1]]
-    merged = {name: column[head].tolist() for name, column in alive.items()}
-    labels, shapes, places = [], [], merged.pop("place")
-    rows, outputs = line.row[places].tolist(), line.output[places].tolist()
-    for row, output in zip(rows, outputs):
-        x = int(memory.operators[row])
-        inserted = x >= 0 and nodes[x].is_inserted
-        labels.append(strings(nodes[x].name if inserted else "" if x >= 0 else training.ops[row]))
-        shapes.append(strings(describe(training.signatures[row].tensors[output])))
-    return {
-        **merged,
-        "label": labels,  # of what is in no row, or is a copy
-        "output": outputs,
-        "shape": shapes,
-        "bytes": np.bincount(groups, nbytes).astype(np.int64).tolist(),
-        "count": np.bincount(groups).tolist(),
-    }

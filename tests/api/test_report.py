@@ -19,11 +19,11 @@ import pytest
 from memonger import MemongerError, cli
 from memonger.api import frontier
 from memonger.costs.time.cpu import NOMINAL_CPU
-from memonger.costs.time.times import TimedDevice
+from memonger.costs.time.times import TimedDevice, find_times
 from memonger.graph.inputs import InputSpec
 from memonger.solve.memory import predict
 from memonger.solve.request import Request
-from memonger.solve.timeline import OperatorTable, Strings, list_alive
+from memonger.solve.timeline import list_alive, list_operators
 
 import networks
 from interrupting import press_ctrl_c
@@ -73,8 +73,7 @@ def test_tensors_of_a_timeline_add_up_to_what_is_alive(chain: Any, tmp_path: Pat
         (entry,) = data["plans"]
         names, rows = data["operators"]["name"], range(len(data["operators"]["name"]))
         assert [name + "_output" for name in names] == operators
-        groups = [data["strings"][number] for number in data["operators"]["group"]]
-        assert groups == [re.sub("[0-9]+", "*", name) for name in names]
+        assert data["operators"]["group"] == [re.sub("[0-9]+", "*", name) for name in names]
         assert {names[r] for r in rows if entry["choice"][r] == "r"} == set(plan.recomputed)
         for line in (data["unplanned"], entry["timeline"]):
             live = live_of(line)
@@ -84,9 +83,9 @@ def test_tensors_of_a_timeline_add_up_to_what_is_alive(chain: Any, tmp_path: Pat
         reasons = {t.name: t.reason for t in plan.explain().tensors if t.choice == "kept"}
         for r in rows:
             if entry["choice"][r] == "k":
-                assert data["strings"][entry["reason"][r]] == reasons[names[r]]
+                assert entry["reason"][r] == reasons[names[r]]
         assert 0 < entry["timeline"]["backward"] < entry["timeline"]["steps"]
-        again = max(entry["times"] or [2])
+        again = max(entry["times"])
         assert (again > 2) == (plan is schedule)
         assert again == max(t.times for t in plan.explain().tensors)
 
@@ -95,11 +94,12 @@ def test_merged_steps_of_a_large_network_are_exact() -> None:
     symbol, shapes = networks.lstm(2, 12, 4, 8, labels=16)
     requests = dict.fromkeys(symbol.list_arguments(), "write")
     memory = predict(Request(symbol, InputSpec(shapes, {}), requests, "any"))
-    table = OperatorTable(memory, Strings(), TimedDevice(NOMINAL_CPU))
-    whole = list_alive(memory, table, {}, 10**6)
+    times = find_times(memory.training, TimedDevice(NOMINAL_CPU))
+    operators = list_operators(memory, times)
+    whole = list_alive(memory, operators, {}, 10**6)
     assert len(whole["drawn"]) == whole["steps"] > 500
     for most in (900, 600, 100):
-        merged = list_alive(memory, table, {}, most)
+        merged = list_alive(memory, operators, {}, most)
         assert len(merged["tensors"]["bytes"]) < most or most == 100
         assert live_of(merged).tolist() == merged["live"]
         assert merged["live"] == [whole["live"][step] for step in merged["drawn"]]

@@ -15,7 +15,6 @@ const FAMILIES = { none: "no plan", marks: "marks", schedule: "schedule", origin
 const MB = 2 ** 20;
 
 const plan = () => DATA.plans[PICKED.plan];
-const words = (number) => (number < 0 ? "" : DATA.strings[number]);
 
 // As Python rounds: of two that are as near, the even one.
 function fixed(x, digits) {

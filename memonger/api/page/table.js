@@ -4,7 +4,7 @@ const LIST = { key: "number", down: false, rows: PAGE_ROWS, group: null };
 const OPS = DATA.operators;
 const COLUMNS = [
   ["number", "#", (r) => r, (r) => String(r), 1], ["name", "Operator", (r) => OPS.name[r], (r) => OPS.name[r]],
-  ["op", "Kind", (r) => words(OPS.op[r]), (r) => words(OPS.op[r])], ["shape", "Result", (r) => OPS.bytes[r], (r) => words(OPS.shape[r])],
+  ["op", "Kind", (r) => OPS.op[r], (r) => OPS.op[r]], ["shape", "Result", (r) => OPS.bytes[r], (r) => OPS.shape[r]],
   ["bytes", "Memory", (r) => OPS.bytes[r], (r) => inWords(OPS.bytes[r]), 1],
   ["forward", "Forward", (r) => OPS.forward[r], (r) => inTime(OPS.forward[r]), 1],
   ["gradient", "Gradient", (r) => OPS.gradient[r], (r) => inTime(OPS.gradient[r]), 1],
@@ -13,16 +13,16 @@ const COLUMNS = [
 const WHYS = { output: "an output of the network", rule: "a rule keeps it", cut: "others are recomputed from it", mark: "others are recomputed from it",
   gradient: "a gradient reads it", cheap: "it costs next to nothing", budget: "the budget allows it", search: "no smaller plan was found that recomputes it" };
 
-const timesOf = (r) => (plan().times ? plan().times[r] : plan().choice[r] === "r" ? 2 : 1);
+const timesOf = (r) => plan().times[r];
 function choiceText(r) { return CHOICES[plan().choice[r]] + (timesOf(r) > 2 ? `, runs ${timesOf(r)} times` : ""); }
 function whyText(r) {
   const { reason, why } = plan();
-  const told = reason ? words(reason[r]) : why[r] < 0 ? "" : WHYS[words(why[r])] || words(why[r]);
+  const told = reason ? reason[r] : WHYS[why[r]] || why[r];
   if (!told && plan().choice[r] === "f") return "no gradient reads it, or its memory is handed on";
   if (!told && plan().choice[r] === "r") return `${inWords(OPS.bytes[r])} are not held; it takes ${inTime(OPS.forward[r] * (timesOf(r) - 1))} more`;
   return plan().choice[r] === "r" && told ? `its result is kept by a copy: ${told}` : told;
 }
-const groupName = (r) => (PICKED.mode === "part" ? DATA.parts[OPS.part[r]] : words(OPS[PICKED.mode === "kind" ? "group" : "op"][r]));
+const groupName = (r) => OPS[PICKED.mode === "kind" ? "group" : PICKED.mode][r];
 
 function drawGroups() {
   const groups = new Map();
@@ -54,7 +54,7 @@ function foundRows() {
   for (let r = 0; r < OPS.name.length; r++) {
     if (choice && plan().choice[r] !== choice) continue;
     if (LIST.group !== null && groupName(r) !== LIST.group) continue;
-    if (text && !`${OPS.name[r]} ${words(OPS.op[r])} ${whyText(r)}`.toLowerCase().includes(text)) continue;
+    if (text && !`${OPS.name[r]} ${OPS.op[r]} ${whyText(r)}`.toLowerCase().includes(text)) continue;
     found.push(r);
   }
   const value = COLUMNS.find(([key]) => key === LIST.key)[2], sign = LIST.down ? -1 : 1;

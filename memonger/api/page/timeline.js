@@ -12,7 +12,7 @@ function groupOf(t, k) {
   if (PICKED.mode === "kind") return KINDS[t.state[k]];
   const row = t.row[k];
   if (row < 0) return "sums and others";
-  return PICKED.mode === "op" ? words(DATA.operators.op[row]) : DATA.parts[DATA.operators.part[row]];
+  return DATA.operators[PICKED.mode][row];
 }
 // The groups of both pictures, the same ones in the same colours.
 function groupsOf(timelines) {
@@ -26,7 +26,7 @@ function groupsOf(timelines) {
   }
   let names = [...weight.keys()].sort((a, b) => weight.get(b) - weight.get(a));
   if (PICKED.mode === "part") {
-    names = [...DATA.parts.filter((name) => weight.has(name)), ...names.filter((name) => !DATA.parts.includes(name))];
+    names = [...new Set([...DATA.operators.part, ...names])].filter((name) => weight.has(name));
   }
   const several = names.length > GROUPS;
   const own = names.slice(0, several ? GROUPS : names.length).filter((name) => name !== "others");
@@ -125,19 +125,19 @@ function aliveAt({ line, of }, at, group = -1) {
 function runningAt(line, at) {
   const row = line.runs[at], phase = line.phase[at];
   if (row < 0) return phase === 2 ? "gradients are added up" : "";
-  const who = `${DATA.operators.name[row]} (${words(DATA.operators.op[row])})`;
+  const who = `${DATA.operators.name[row]} (${DATA.operators.op[row]})`;
   return phase === 2 ? `the gradient of ${who}` : phase === 1 ? `${who}, recomputed` : who;
 }
 function tensorName(t, k) {
-  const row = t.row[k], label = words(t.label[k]), output = t.output[k] ? `[${t.output[k]}]` : "";
+  const row = t.row[k], label = t.label[k], output = t.output[k] ? `[${t.output[k]}]` : "";
   if (label && row < 0) return label;
   const name = label ? `${label} (a copy)` : DATA.operators.name[row] + output;
   return t.state[k] === 3 ? `gradient of ${name}` : name;
 }
-function tensorOp(t, k) { return t.row[k] < 0 ? "" : words(DATA.operators.op[t.row[k]]); }
+function tensorOp(t, k) { return t.row[k] < 0 ? "" : DATA.operators.op[t.row[k]]; }
 function lives(t, k) { return t.start[k] === t.stop[k] ? `in step ${t.start[k]} alone` : `steps ${t.start[k]} to ${t.stop[k]}`; }
 function reasonOf(which, t, k) {
-  if (t.reason[k] >= 0) return words(t.reason[k]);
+  if (t.reason[k]) return t.reason[k];
   const row = t.row[k];
   if (t.state[k] === 1 && row >= 0) return which === "planned" && plan().choice[row] === "r" ? "it is recomputed later" : "no gradient reads it";
   if (t.state[k] === 2 && row >= 0) return `for the backward pass, which takes ${inTime(DATA.operators.forward[row])}`;
@@ -165,7 +165,7 @@ function showTip(which, event) {
       const reason = reasonOf(which, t, k);
       lines.push(make("div", { class: "tensor" },
         make("div", { text: `${tensorName(t, k)}${many}` }),
-        make("div", { class: "quiet", text: `${tensorOp(t, k)} ${words(t.shape[k])} · ${inWords(t.bytes[k])} · ${lives(t, k)}` }),
+        make("div", { class: "quiet", text: `${tensorOp(t, k)} ${t.shape[k]} · ${inWords(t.bytes[k])} · ${lives(t, k)}` }),
         make("div", { class: "quiet", text: STATE_WORDS[t.state[k]] + (reason ? `: ${reason}` : "") })));
     }
   }
@@ -191,7 +191,7 @@ function pin(which, at) {
   fill(document.querySelector("#alive tbody"), ...few.map((k) => {
     const reason = reasonOf(which, t, k), many = t.count[k] > 1 ? ` and ${t.count[k] - 1} more` : "";
     return make("tr", {}, make("td", { class: "number", text: inWords(t.bytes[k]), "data-bytes": t.bytes[k] }),
-      make("td", { class: "name", text: tensorName(t, k) + many }), make("td", { text: tensorOp(t, k) }), make("td", { class: "whole", text: words(t.shape[k]) }),
+      make("td", { class: "name", text: tensorName(t, k) + many }), make("td", { text: tensorOp(t, k) }), make("td", { class: "whole", text: t.shape[k] }),
       make("td", { class: "whole", text: lives(t, k) }), make("td", { class: "why", text: STATE_WORDS[t.state[k]] + (reason ? `: ${reason}` : "") }));
   }));
   $("alive-rest").textContent = rest.length
