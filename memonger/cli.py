@@ -21,6 +21,7 @@ from typing import Any, Callable, NoReturn, Sequence
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
 from memonger import BudgetError, MemongerError
+from memonger.solve.options import OPTIONS, flag_of, variable_of
 from memonger.support import files
 from memonger.support.errors import INTERRUPTED, MISTAKE, said_by_mxnet
 from memonger.support.removed import refuse_removed
@@ -76,8 +77,9 @@ def _run(options: Namespace, begin: Callable[[], object]) -> int:
     """Run a script that trains, with plans for all that it binds; it needs no change."""
     from memonger.scripts.run import prepare
 
-    keywords = {name: getattr(options, name, None) for name in ENABLING}
-    keywords["cache"] = not keywords.pop("no_cache")
+    keywords = {name: value for name, value in vars(options).items() if name in ENABLING}
+    if keywords.pop("no_cache", False):
+        keywords["cache"] = False
     try:
         start = prepare(options.script, options.arguments, options.module, keywords)
     except MemongerError as error:
@@ -97,8 +99,8 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     except MemongerError as error:
         parser.error(str(error))
     for option in ENABLING if words[:1] == ["run"] else ():
-        flag, value = _flags(option)[-1], os.environ.get(f"MEMONGER_{option.upper()}", "")
-        is_switch = OPTIONS[option][0] is bool
+        flag, value = flag_of(option), os.environ.get(variable_of(option), "")
+        is_switch = COMMAND[option][0] is bool
         if value and not (is_switch and value == "0"):
             words.insert(1, flag if is_switch else f"{flag}={value}")
     return parser.parse_args(words)
@@ -190,7 +192,7 @@ def _explain(network: Symbol, options: Namespace) -> int:
     else:
         for name in PLANNING:
             if name in vars(options):
-                raise MemongerError(f"--{name.replace('_', '-')} is for a plan; give --plan too")
+                raise MemongerError(f"{flag_of(name)} is for a plan; give --plan too")
         explanation = memonger.explain(network, **_keywords(options))
     text = explanation.details() if options.details else str(explanation)
     return _deliver(options, text, data=_as_data(explanation))
@@ -205,7 +207,7 @@ def _check(network: Symbol, options: Namespace) -> int:
 
 def _keywords(options: Namespace) -> Keywords:
     """Return the options that were given, as keyword arguments of the package's function."""
-    keywords = {name: value for name, value in vars(options).items() if name in KEYWORDS}
+    keywords = {name: value for name, value in vars(options).items() if name in OF_FUNCTIONS}
     if "ctx" in keywords:
         from memonger.graph.inputs import parse_devices
 
@@ -287,28 +289,14 @@ def _optimizer(text: str) -> tuple[str, dict[str, Json]]:
         ) from None
 
 
-WAYS = ("marks", "schedule", "auto")
-ACTIONS: dict[object, object] = {_Pairs: _Pairs, list: "append"}
+READERS = {"budget": _budget, "optimizer": _optimizer}  # of texts that no type of Python reads
 
-#: The type of each option (or its choices; bool for a switch), its placeholder, its help.
-OPTIONS: dict[str, tuple[object, str | None, str]] = {
-    "shapes": (_Pairs, "data=32,3,224,224", "shape of an input, the batch first (N in batch)"),
-    "type_dict": (_Pairs, "data=float16", "type of an input (default: float32)"),
-    "ctx": (str, "DEVICE", "cpu, gpu, gpu(1) or any (default: gpu if MXNet has CUDA, else any)"),
+#: The options of the command, with those that `plan` lacks: those of `run` are last.
+COMMAND = {
+    **OPTIONS,
+    "shapes": (dict, "data=32,3,224,224", "shape of an input, the batch first (N in batch)"),
     "json": (bool, None, "print JSON, sizes in bytes"),
     "verbose": (bool, None, "tell what is done"),
-    "devices": (int, "N", "that share the batch (default: 1)"),
-    "how": (WAYS, None, "recompute once (marks, the default), as often as it pays, or the faster"),
-    "work": (float, "TIMES", "the most forward work of a step, in forward passes (default: any)"),
-    "budget": (_budget, "MEMORY", "6GB, 6GiB, bytes, 60%% of that without a plan, device or knee"),
-    "slower_than": (float, "TIMES", "the most time of a step: 1.2 is a fifth more than without"),
-    "budget_of": (("pool", "device"), None, "MXNet's pool (default), or parameters and all else"),
-    "optimizer": (_optimizer, "NAME", "with --budget-of device: adam, or sgd,momentum=0.9"),
-    "measure": (bool, None, "measure the time of operators on the device, once"),
-    "gpu": (str, "NAME", "whose times are predicted where none is here: V100, T4, A100 ..."),
-    "patience": (float, "TIMES", "times the usual search (default: 1, or 0.05 under 16 MB)"),
-    "keep": (list, "PATTERN", "operators that are kept: 'stage4_*', '::Activation' (repeatable)"),
-    "recompute": (list, "PATTERN", "operators that are recomputed wherever they may be"),
     "points": (int, "N", "the most plans (default: 20)"),
     "steps": (int, "N", "training steps (default: 3)"),
     "output": (str, "FILE", "write the planned network (report: the page)"),
@@ -320,18 +308,17 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "or_plain": (bool, None, "train without a plan where none fits the budget, not stop"),
     "no_cache": (bool, None, "keep no plans for the next start, and take none"),
 }
-FLAGS = {"shapes": ["--shape"], "type_dict": ["--type"], "output": ["-o", "--output"]}
+ACTIONS: dict[object, object] = {dict: _Pairs, list: "append"}
 SWITCHES = ("json", "verbose", "check", "plan", "details")
 FILES = ("output", "plot", "report")
-SCRIPTS = ("or_plain", "no_cache")
-KEYWORDS = OPTIONS.keys() - {*SWITCHES, *FILES, *SCRIPTS}  # of the package's functions
+OF_FUNCTIONS = {*OPTIONS, "shapes", "points", "steps"}  # keywords of the package's functions
 
 SEARCH = ("measure", "gpu", "patience")
 LIMIT = ("budget", "budget_of", "optimizer")
 BUDGET = (*LIMIT, *SEARCH)
 NAMING = ("keep", "recompute")
 PLANNING = ("how", "work", *BUDGET, "slower_than", *NAMING)
-ENABLING = (*PLANNING, "report", "check", *SCRIPTS)  # options of ``run``
+ENABLING = (*PLANNING, "report", "check", "or_plain", "no_cache")  # options of ``run``
 
 #: The function of each verb, and its options beside those that all have.
 VERBS: dict[str, tuple[Callable[[Symbol, Namespace], int], tuple[str, ...]]] = {
@@ -390,22 +377,20 @@ def _parser() -> ArgumentParser:
     verb.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     for option in ENABLING:
         _add(verb, option)
-    verb.set_defaults(module=False, or_plain=False, no_cache=False, check=False, measure=False)
+    verb.set_defaults(module=False)
     verb.add_argument("script", help="what Python would run")
     verb.add_argument("arguments", nargs=argparse.REMAINDER, help="its own, whatever they are")
     return parser
 
 
-def _flags(option: str) -> list[str]:
-    return FLAGS.get(option, [f"--{option.replace('_', '-')}"])
-
-
 def _add(verb: ArgumentParser, option: str, required: bool = False) -> None:
-    kind, metavar, text = OPTIONS[option]
+    kind, metavar, text = COMMAND[option]
     settings: dict[str, Any] = {"action": "store_true"}  # type: ignore[misc]  # as argparse says
     if isinstance(kind, tuple):
         settings = {"choices": kind}
     elif kind is not bool:
-        settings = {"type": kind} if kind not in ACTIONS else {"action": ACTIONS[kind]}
+        reader = {"type": READERS.get(option, kind)}
+        settings = {"action": ACTIONS[kind]} if kind in ACTIONS else reader
         settings["metavar"] = metavar
-    verb.add_argument(*_flags(option), dest=option, help=text, required=required, **settings)
+    flags = ["-o", "--output"] if option == "output" else [flag_of(option)]
+    verb.add_argument(*flags, dest=option, help=text, required=required, **settings)

@@ -7,7 +7,7 @@ import logging
 import math
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Callable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -17,9 +17,8 @@ from memonger.api.report import Reported
 from memonger.graph.inputs import read_pairs
 from memonger.planners.candidates import Candidate, Searched, by_added_time, not_dominated
 from memonger.schedules.layouts import Refused
-from memonger.solve.options import Options, read_options
-from memonger.solve.request import Request, read_request
-from memonger.solve.selection import Selector
+from memonger.solve.options import AUTO, Options, read_options, split_options
+from memonger.solve.request import Request, read_arguments, read_request
 from memonger.solve.solution import (
     choose_smallest,
     confirm_or_none,
@@ -36,6 +35,16 @@ from memonger.support.files import Path
 from memonger.support.types import Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
+
+#: Options of `plan` that `frontier` lacks, and those that `largest_batch` lacks.
+OF_ONE_PLAN = dict.fromkeys(
+    ("work", "budget", "slower_than", "budget_of", "optimizer", "planner", "rules"),
+    "give it to memonger.plan, for one plan",
+)
+OF_ONE_BATCH = dict.fromkeys(
+    "work slower_than planner rules until keep recompute devices".split(),
+    "give it to memonger.plan, at one batch",
+)
 
 FIRST_BATCH = 8  # with whose smallest plan the largest batch is predicted
 QUARTERS = 4  # steps of a report up to the batch that fits without a plan, and beyond it
@@ -69,38 +78,24 @@ class Frontier(Reported, Tuple[Plan, ...]):
 
 
 @giving_back()
-def frontier(
+def frontier(  # type: ignore[misc]  # options of `plan` go through
     net: Symbol,
     shapes: object = None,
     *,
-    how: str = "auto",
     points: int = 20,
-    measure: bool = False,
-    gpu: str | None = None,
-    patience: float | None = None,
-    type_dict: Mapping[str, object] | None = None,
-    grad_req: object = "write",
-    ctx: object = None,
-    ntrial: int = 6,
-    until: str | None = None,
-    keep: Selector | None = None,
-    recompute: Selector | None = None,
-    devices: int = 1,
-    **input_shapes: object,
+    **options: Any,
 ) -> Frontier:
     """Find the plans that no other beats in both memory and time, from no plan to the smallest.
 
     Parameters
     ----------
-    how : {'auto', 'schedule', 'marks'}
-        Plans of which kind; 'auto': schedules, or marks where no schedule is possible.
+    net, shapes, **options
+        As `plan` takes them, by default with ``how='auto'``, but what limits or chooses one plan:
+        no ``work``, ``budget``, ``slower_than``, ``budget_of``, ``optimizer``, ``planner``,
+        ``rules``.
     points : int
         The most plans that are returned; each is bound once. Where there are more, those are taken
         whose memory is nearest to equal steps between no plan and the smallest.
-    net, shapes, type_dict, grad_req, ctx, until, keep, recompute, devices, **input_shapes
-        The network, as `plan` takes it.
-    measure, gpu, patience, ntrial
-        As `plan` takes them.
 
     Returns
     -------
@@ -117,30 +112,12 @@ def frontier(
     >>> print(memonger.frontier(net, {'data': (32, 3, 224, 224)}))
     """
     points = check_count("points", points, 2)
-    options = read_options(
-        how=how,
-        measure=measure,
-        gpu=gpu,
-        patience=patience,
-        ntrial=ntrial,
-    )
-    request = read_request(
-        net,
-        shapes,
-        input_shapes,
-        type_dict,
-        grad_req,
-        ctx=ctx,
-        until=until,
-        keep=keep,
-        recompute=recompute,
-        devices=devices,
-    )
+    request, how = read_arguments("frontier", net, shapes, {"how": AUTO, **options}, OF_ONE_PLAN)
 
     def find(way: Way) -> tuple[Way, Searched]:
         return way, search_front(way)
 
-    way, searched = plan_by(request, options, find)
+    way, searched = plan_by(request, how, find)
     candidates = not_dominated(searched.plans, by_added_time)
     interrupted = searched.interrupted
     if len(candidates) > points:
@@ -209,21 +186,11 @@ class LargestBatch(_Largest):
 
 
 @giving_back()
-def largest_batch(
+def largest_batch(  # type: ignore[misc]  # options of `plan` go through
     net: Symbol,
     shapes: object,
     budget: object,
-    *,
-    how: str = "auto",
-    budget_of: str | None = None,
-    optimizer: object = None,
-    measure: bool = False,
-    gpu: str | None = None,
-    patience: float | None = None,
-    type_dict: Mapping[str, object] | None = None,
-    grad_req: object = "write",
-    ctx: object = None,
-    ntrial: int = 6,
+    **options: Any,
 ) -> LargestBatch:
     """Find the largest batch that fits a budget with a plan, and without.
 
@@ -237,10 +204,9 @@ def largest_batch(
         ``iterator.provide_data + iterator.provide_label``, in whose layouts it is 'N'.
     budget : int or str
         Bytes, text such as '11GB', or 'device'.
-    how : {'auto', 'schedule', 'marks'}
-        A plan of which kind; 'auto': a schedule, or marks where no schedule is possible.
-    net, budget_of, optimizer, measure, gpu, patience, type_dict, grad_req, ctx, ntrial
-        As `plan` takes them.
+    net, **options
+        As `plan` takes them: ``how`` (by default 'auto'), ``budget_of``, ``optimizer``,
+        ``measure``, ``gpu``, ``patience``, ``type_dict``, ``grad_req``, ``ctx``, ``ntrial``.
 
     Returns
     -------
@@ -255,36 +221,27 @@ def largest_batch(
     --------
     >>> largest = memonger.largest_batch(net, {'data': (None, 3, 224, 224)}, budget='11GB')
     """
-    options = read_options(
-        how=how,
-        budget=budget,
-        budget_of=budget_of,
-        optimizer=optimizer,
-        ctx=ctx,
-        ntrial=ntrial,
-        measure=measure,
-        gpu=gpu,
-        patience=patience,
-    )
-    if options.budget is None or options.budget.is_share:
+    of_network, others, _ = split_options("largest_batch", options, OF_ONE_BATCH, has_shapes=False)
+    how = read_options(budget=budget, ctx=of_network.get("ctx"), **{"how": AUTO, **others})
+    if how.budget is None or how.budget.is_share:
         raise MemongerError(
             f"budget={budget!r}: the largest batch needs a budget in bytes, such as '11GB'"
         )
     open_shapes, types = _open_shapes(shapes)
+    type_dict = of_network.get("type_dict")
     if isinstance(type_dict, Mapping):  # otherwise `read_request` says what is wrong with it
         type_dict = {**types, **type_dict}
-    keywords = {"net": net, "type_dict": type_dict or types, "grad_req": grad_req, "ctx": ctx}
+    keywords = {**of_network, "net": net, "type_dict": type_dict or types}
     request = partial(_request, open_shapes, keywords)
-
-    limit = int(options.budget.amount)
+    limit = int(how.budget.amount)
 
     def find(way: Way) -> LargestBatch:
         make = partial(type(way), options=way.options)
         way_at = lru_cache(maxsize=None)(lambda batch: make(request(batch)))
         return _largest_batch(way_at, limit)
 
-    largest = plan_by(request(1), options, find)
-    largest._request, largest._options = request, options
+    largest = plan_by(request(1), how, find)
+    largest._request, largest._options = request, how
     return largest
 
 

@@ -9,8 +9,8 @@ from memonger.api.plan import Plan, plan_of
 from memonger.graph import marks
 from memonger.planners.marks import chen2016
 from memonger.solve.memory import measure as measured
-from memonger.solve.options import Options, read_options
-from memonger.solve.request import read_call, read_request
+from memonger.solve.options import NAMES, Options
+from memonger.solve.request import read_arguments, read_call, read_request
 from memonger.solve.solution import BARE, estimate_schedule, solve
 from memonger.solve.ways import Marks
 from memonger.support.allocator import giving_back
@@ -158,33 +158,8 @@ def plan(
     >>> print(plan)
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
-    options = read_options(
-        how=how,
-        work=work,
-        budget=budget,
-        slower_than=slower_than,
-        budget_of=budget_of,
-        optimizer=optimizer,
-        ctx=ctx,
-        planner=planner,
-        ntrial=ntrial,
-        rules=rules,
-        measure=measure,
-        gpu=gpu,
-        patience=patience,
-    )
-    request = read_request(
-        net,
-        shapes,
-        input_shapes,
-        type_dict,
-        grad_req,
-        ctx=ctx,
-        until=until,
-        keep=keep,
-        recompute=recompute,
-        devices=devices,
-    )
+    keywords = {name: value for name, value in locals().items() if name in NAMES}
+    request, options = read_arguments("plan", net, shapes, {**keywords, **input_shapes})
     return plan_of(solve(request, options))
 
 

@@ -23,7 +23,7 @@ from memonger.api.groups import Member, find_groups
 from memonger.costs.time.roofline import Times
 from memonger.costs.time.times import find_times
 from memonger.solve.memory import Memory, count_state_bytes
-from memonger.solve.options import Budget, read_budget
+from memonger.solve.options import OPTIONS, Budget, flag_of, read_budget
 from memonger.solve.request import read_structure
 from memonger.solve.timeline import find_rows, list_alive, list_operators
 from memonger.support import files
@@ -40,12 +40,6 @@ SCRIPTS = ("state.js", "timeline.js", "frontier.js", "batches.js", "table.js", "
 MAX_TENSORS = 40_000  # that a page draws, of all plans
 MAX_REASONS = 40_000  # operators times plans; beyond it only the chosen plan shows reasons
 MAX_INPUTS = 6  # whose shapes are written out in a command
-
-#: Options of ``Plan.options`` that the command has too.
-COMMAND_OPTIONS = ("budget", "how", "work", "patience", "measure", "gpu")
-
-
-CHOOSING = ("keep", "recompute")  # options that name operators, as the command has them
 
 
 @dataclass(frozen=True)
@@ -280,49 +274,54 @@ def _figures(plan: Plan, network: str) -> dict[str, Json]:
     }
 
 
-def python_of(plan: Plan) -> str:
-    """Write the line of Python that makes a Plan of its network, ``net``."""
-    request, spec = plan.request, plan.request.spec
-    keywords, requests = dict(plan.options), set(request.grad_req.values())
-    nulls = [name for name, value in request.grad_req.items() if value == "null"]
-    many = len(spec.shapes) > MAX_INPUTS
-    arguments = ["net", "shapes" if many else str({k: tuple(v) for k, v in spec.shapes.items()})]
-    if spec.types:
-        arguments.append("type_dict=types" if many else f"type_dict={dict(spec.types)}")
-    if requests == {"add"}:
-        keywords["grad_req"] = "add"
-    elif requests == {"write", "null"} and len(nulls) <= MAX_INPUTS:
-        rule = f"'null' if name in {nulls} else 'write' for name in net.list_arguments()"
-        arguments.append(f"grad_req={{name: {rule}}}")
-    elif requests != {"write"}:
-        arguments.append("grad_req=grad_req")
+def keywords_of(plan: Plan) -> dict[str, Json]:
+    """Return the options of `memonger.plan` that make a Plan again, but shapes and types."""
+    request, keywords = plan.request, dict(plan.options)
     if request.until is not None:
         keywords["until"] = read(request.symbol)["nodes"][request.until]["name"]
-    for name in CHOOSING:
+    for name in ("keep", "recompute"):
         if getattr(request, name).patterns:
             keywords[name] = [*getattr(request, name).patterns]
-    arguments += [f"{name}={value!r}" for name, value in keywords.items()]
-    is_name = isinstance(request.ctx, str)
-    arguments.append(f"ctx={request.ctx!r}" if is_name else f"ctx=mx.{request.ctx}")
-    return f"plan = memonger.plan({', '.join(arguments)})"
+    requests = {*request.grad_req.values()}
+    if requests != {"write"}:
+        keywords["grad_req"] = "add" if requests == {"add"} else dict(request.grad_req)
+    return {"ctx": request.ctx, **keywords}
+
+
+def python_of(plan: Plan) -> str:
+    """Write the line of Python that makes a Plan of its network, ``net``."""
+    spec = plan.request.spec
+    texts = {"shapes": str({name: tuple(shape) for name, shape in spec.shapes.items()})}
+    texts.update({"type_dict": str(dict(spec.types))} if spec.types else {})
+    for name, value in keywords_of(plan).items():
+        texts[name] = repr(value)
+        if name == "grad_req" and isinstance(value, dict):
+            nulls = [argument for argument, given in value.items() if given == "null"]
+            if {*value.values()} == {"write", "null"} and len(nulls) <= MAX_INPUTS:
+                rule = f"'null' if name in {nulls} else 'write' for name in net.list_arguments()"
+                texts[name] = f"{{name: {rule}}}"
+            else:
+                texts[name] = "grad_req"
+        if name == "ctx" and not isinstance(value, str):
+            texts[name] = f"mx.{value}"
+    if len(spec.shapes) > MAX_INPUTS:
+        texts.update(shapes="shapes", **({"type_dict": "types"} if spec.types else {}))
+    arguments = [f"{name}={text}" for name, text in texts.items()]
+    return f"plan = memonger.plan(net, {', '.join(arguments)})"
 
 
 def command_of(plan: Plan, network: str) -> str:
     """Write the command that makes a Plan; '' where the command lacks an option for it."""
-    request, spec = plan.request, plan.request.spec
-    others = request.until is not None or set(request.grad_req.values()) != {"write"}
-    if others or set(plan.options) - set(COMMAND_OPTIONS) or len(spec.shapes) > MAX_INPUTS:
+    spec, keywords = plan.request.spec, keywords_of(plan)
+    if len(spec.shapes) > MAX_INPUTS or not OPTIONS.keys() >= keywords.keys():
         return ""
     words = ["memonger", "plan", network]
     for name, shape in spec.shapes.items():
-        words += ["--shape", f"{name}={','.join(map(str, shape))}"]
+        words += [flag_of("shapes"), f"{name}={','.join(map(str, shape))}"]
     for name, kind in spec.types.items():
-        words += ["--type", f"{name}={kind}"]
-    words += ["--ctx", str(request.ctx)]
-    for name, value in plan.options.items():
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    for name in CHOOSING:
-        for pattern in getattr(request, name).patterns:
-            words += [f"--{name}", pattern]
+        words += [flag_of("type_dict"), f"{name}={kind}"]
+    for name, value in keywords.items():
+        for each in value if isinstance(value, list) else [value]:
+            words += [flag_of(name)] if each is True else [flag_of(name), str(each)]
     words += [] if plan.schedule is not None else ["-o", "planned-symbol.json"]
     return " ".join(map(shlex.quote, words))

@@ -5,21 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
-import inspect
 import weakref
 from types import FunctionType
 from typing import Any, Callable, MutableMapping, TypeVar
 
-from memonger.api import planning
 from memonger.api.plan import Plan
 from memonger.gluon import autograd
 from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.gluon.sparse import planned_op
-from memonger.graph.inputs import did_you_mean
 from memonger.schedules.execution.arena import address
-from memonger.solve.options import AUTO, read_options
-from memonger.solve.request import NAMING
+from memonger.solve.options import AUTO, read_options, split_options
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.types import Block, Keywords, NDArray
@@ -39,11 +35,6 @@ _ELSEWHERE = {
     "grad_req": "set it on the parameters: net.collect_params().setattr('grad_req', ...)",
     "devices": "each device's part of the batch is a call of the block",
 }
-_OPTIONS = [
-    name
-    for name, parameter in inspect.signature(planning.plan).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY and name not in _ELSEWHERE
-]
 _REPLACED = "_memonger"  # an attribute of the functions that are `_replacement`s
 #: The options that are handed to ``hybridize``. (A ``backend`` would change the graph.)
 _FLAGS = (
@@ -189,19 +180,14 @@ def _check_block(net: object) -> Block:
 
 def _read_options(net: Block, keywords: Keywords) -> PlannedBlock:
     """Check the keywords of `plan`."""
-    for name, value in keywords.items():
-        is_shape = name not in _OPTIONS and isinstance(value, (list, tuple))
-        if name in _ELSEWHERE or is_shape:
-            remedy = _ELSEWHERE.get(name, _AT_FIRST_CALL)
-            raise MemongerError(f"memonger.gluon.plan takes no {name}=; {remedy}")
-        if name not in _OPTIONS:
-            hint = did_you_mean(name, [*_OPTIONS, *_FLAGS], "memonger.plan has the others")
-            raise MemongerError(f"unknown option {name!r}{hint}")
-    options = {"how": AUTO, **keywords}
+    of_network, how, inputs = split_options("memonger.gluon.plan", keywords, _ELSEWHERE, _FLAGS)
+    for name in inputs:
+        raise MemongerError(f"memonger.gluon.plan takes no {name}=; {_AT_FIRST_CALL}")
+    options = {"how": AUTO, **how, **of_network}
     for name in ("keep", "recompute"):
         if options.get(name) is not None:
             options[name] = _read_scopes(options[name])
-    checked = read_options(**{k: v for k, v in options.items() if k not in NAMING})
+    checked = read_options(ctx=options.get("ctx"), **how)
     return PlannedBlock(net.name, options, checked.budget)
 
 

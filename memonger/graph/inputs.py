@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
 from collections import Counter
 from typing import Container, Mapping, NamedTuple, Sequence
@@ -12,10 +10,9 @@ import numpy as np
 
 from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.graph.operators.tensors import Shape, check_elements
-from memonger.support.checks import check_count
+from memonger.support.checks import check_count, did_you_mean
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
-from memonger.support.removed import refuse_removed
 from memonger.support.symbols import check_graph, load_nodes, read
 from memonger.support.types import Context, DTypeLike, Symbol
 
@@ -122,7 +119,6 @@ def read_shapes(
     axes: dict[str, int] = {}
     unknown = " was given for {!r}, which is no input of the network"
     for name, shape in [*read_pairs(shapes, types, axes), *keywords.items()]:
-        refuse_removed(f"{name}=")
         _check_name(name, arguments, "a shape" + unknown, states)
         if not isinstance(shape, (list, tuple, np.ndarray)):
             raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
@@ -264,18 +260,6 @@ def _largest_share(
         name: tuple(largest if k == split.get(name) else n for k, n in enumerate(shape))
         for name, shape in shapes.items()
     }
-
-
-def did_you_mean(name: object, choices: Sequence[str], otherwise: str) -> str:
-    """End a message about an unknown name with the choice that is most like it, if one is."""
-    matcher = difflib.SequenceMatcher(b=str(name))
-
-    def similarity(choice: str) -> tuple[float, int]:  # of equals, the longest common beginning
-        matcher.set_seq1(choice)
-        return matcher.ratio(), len(os.path.commonprefix([choice, str(name)]))
-
-    best = max(choices, key=similarity, default="")
-    return f"; did you mean {best!r}?" if similarity(best)[0] >= 0.5 else "; " + otherwise
 
 
 def _check_name(

@@ -18,7 +18,7 @@ from types import ModuleType, TracebackType
 from typing import Callable, Sequence
 
 import memonger
-from memonger.solve.options import read_options
+from memonger.solve.options import Options, read_options, split_options
 from memonger.support import files
 from memonger.support.errors import BudgetError, MemongerError
 from memonger.support.mxnet import when_imported
@@ -42,8 +42,14 @@ def prepare(
     MemongerError
         If there is no such script, or if an option is wrong.
     """
-    check_options(keywords)
-    if keywords.get("report") is not None:  # the script may change the folder
+    needs_mxnet = "optimizer" in keywords or keywords.get("budget") == "device"
+    later = {*OF_SESSION, *(("budget", "budget_of", "optimizer") if needs_mxnet else ())}
+    check_options({name: value for name, value in keywords.items() if name not in later})
+    if "report" in keywords:
+        if importlib.util.find_spec("plotly") is None:
+            raise MemongerError("--report needs plotly: pip install 'memonger[report]'")
+        files.check_writable(keywords["report"])
+        # The script may change the folder.
         keywords = {**keywords, "report": os.path.abspath(keywords["report"])}
     start = (_read_module if is_module else _read_script)(script)
 
@@ -69,17 +75,19 @@ def prepare(
     return run
 
 
-def check_options(keywords: Keywords) -> None:
-    """Check the options, as far as that needs no MXNet."""
-    needs_mxnet = keywords.get("optimizer") is not None or keywords.get("budget") == "device"
-    unchecked = {"report", "check", "or_plain", "cache", "keep", "recompute"}
-    unchecked |= {"budget", "budget_of", "optimizer"} if needs_mxnet else set()
-    options = {k: v for k, v in keywords.items() if v is not None and k not in unchecked}
-    read_options(**options)
-    if keywords.get("report") is not None:
-        if importlib.util.find_spec("plotly") is None:
-            raise MemongerError("--report needs plotly: pip install 'memonger[report]'")
-        files.check_writable(keywords["report"])
+#: Options of `enable` alone.
+OF_SESSION = ("report", "check", "or_plain", "cache")
+#: Options of `plan` that `enable` lacks, for each bind has its own.
+OF_BINDS = dict.fromkeys(
+    "type_dict ctx devices grad_req until planner ntrial rules".split(),
+    "what is bound has it already, or give it to memonger.plan",
+)
+
+
+def check_options(keywords: Keywords) -> Options:
+    """Check the options of ``memonger.enable``, as far as that needs no MXNet."""
+    _, how, _ = split_options("enable", keywords, OF_BINDS, OF_SESSION, has_shapes=False)
+    return read_options(**how)
 
 
 def _read_module(name: str) -> Callable[[], object]:

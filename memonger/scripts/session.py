@@ -26,10 +26,10 @@ from memonger.graph.operators.recompute import ANY, GPU
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.scripts import kept
 from memonger.scripts.binds import plan_binds
+from memonger.scripts.run import check_options
 from memonger.solve.memory import measure
-from memonger.solve.options import AUTO, Lent, read_options
-from memonger.solve.request import NAMING, read_call, read_mxnet_variables, read_request
-from memonger.solve.selection import Selector
+from memonger.solve.options import AUTO, Lent
+from memonger.solve.request import read_arguments, read_call, read_mxnet_variables
 from memonger.solve.solution import solve
 from memonger.support.allocator import giving_back
 from memonger.support.cache import Latest
@@ -56,8 +56,6 @@ network, plan = memonger.load(sys.argv[1]), memonger.load_plan(sys.argv[2])
 grad_req = plan.request.grad_req
 print(memonger.check(network, plan.symbol, shapes, type_dict=types, ctx=ctx, grad_req=grad_req))
 """
-#: Keywords of ``memonger.plan`` that describe the network.
-OF_NETWORK = ("type_dict", "grad_req", "ctx", *NAMING)
 SILENCE = 2.0  # seconds of planning, after which a line says what is being planned
 EQUAL = "equal: "  # with which a CheckReport without a difference begins
 
@@ -77,8 +75,7 @@ class Session:
         self, options: Keywords, report: FilePath | None, check: bool, or_plain: bool, cache: bool
     ) -> None:
         self._options = {"how": AUTO, **options}
-        checked = {k: v for k, v in self._options.items() if k not in NAMING}
-        self._budget = read_options(**checked).budget
+        self._budget = check_options(self._options).budget
         self._check, self._or_plain, self._cache = check, or_plain, cache
         if report is not None:
             check_report(report)
@@ -229,14 +226,12 @@ class Session:
     def _kept_or_new(
         self, net: Symbol, shapes: object, keywords: Keywords, lent: Lent | None
     ) -> Plan:
-        of_network = {k: v for k, v in keywords.items() if k in OF_NETWORK}
-        request = read_request(net, shapes, **of_network)
-        others = {k: v for k, v in keywords.items() if k not in of_network}
-        options = replace(read_options(ctx=keywords.get("ctx"), **others), lent=lent)
+        request, options = read_arguments("enable", net, shapes, keywords)
+        options = replace(options, lent=lent)
         file = kept.file_of(request, options) if self._cache else None
         plan = kept.read(file, request) if file is not None else None
         if plan is None:
-            plan = plan_of(solve(request, options))
+            plan = replace(plan_of(solve(request, options)))  # without its replay: it may be large
             if file is not None and not plan.interrupted:
                 self._keep(file, plan)
         return plan
@@ -317,23 +312,13 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:2]) + more
 
 
-def enable(
+def enable(  # type: ignore[misc]  # options of `plan` go through
     *,
-    how: str | None = None,
-    work: float | None = None,
-    budget: object = None,
-    slower_than: float | None = None,
-    budget_of: str | None = None,
-    optimizer: object = None,
-    measure: bool = False,
-    gpu: str | None = None,
-    patience: float | None = None,
-    keep: Selector | None = None,
-    recompute: Selector | None = None,
     report: FilePath | None = None,
     check: bool = False,
     or_plain: bool = False,
     cache: bool = True,
+    **options: Any,
 ) -> Session:
     """Plan all that this process trains from now on, as it is bound; the code stays as it is.
 
@@ -344,10 +329,10 @@ def enable(
 
     Parameters
     ----------
-    how : {'marks', 'schedule', 'auto'}, optional
-        As `plan` takes it; by default 'auto'.
-    work, budget, slower_than, budget_of, optimizer, measure, gpu, patience, keep, recompute
-        As `plan` takes them. A network that has no operator of a pattern trains without a plan.
+    **options
+        As `plan` takes them: ``how`` (by default 'auto'), ``work``, ``budget``, ``slower_than``,
+        ``budget_of``, ``optimizer``, ``measure``, ``gpu``, ``patience``, ``keep``, ``recompute``. A
+        network that has no operator of a pattern trains without a plan.
     report : str or path, optional
         Where a page of the largest network is written at the end.
     check : bool
@@ -374,10 +359,6 @@ def enable(
     ...     mod.fit(train_iter, num_epoch=10)
     """
     global _active
-    keywords = {"how": how, "work": work, "budget": budget, "budget_of": budget_of}
-    keywords.update(optimizer=optimizer, measure=measure or None, gpu=gpu, patience=patience)
-    keywords.update(keep=keep, recompute=recompute, slower_than=slower_than)
-    options = {name: value for name, value in keywords.items() if value is not None}
     session = Session(options, report=report, check=check, or_plain=or_plain, cache=cache)
     disable()
     session.begin()

@@ -9,21 +9,87 @@ from __future__ import annotations
 import numbers
 import re
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
+from typing import Any, Iterable, Mapping
 
 from memonger.costs.time.gpus import GPUS, USUAL
-from memonger.support.checks import check_count, check_number
+from memonger.support.checks import check_count, check_number, did_you_mean
 from memonger.support.errors import MemongerError
-from memonger.support.types import NDArray
+from memonger.support.removed import refuse_removed
+from memonger.support.types import Keywords, NDArray
 
-WAYS, AUTO = ("marks", "schedule"), "auto"
+AUTO = "auto"
+WAYS = ("marks", "schedule", AUTO)
 PLANNERS = ("smallest", "chen2016")
 KNEE = "knee"
 
 UNITS = {"B": 1, **{prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)}}
 UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
+
+
+#: The options of ``memonger.plan`` that the command has: the type of each (or its choices; bool for
+#: a switch, list if it is repeated), its placeholder, its help.
+OPTIONS: dict[str, tuple[object, str | None, str]] = {
+    "type_dict": (dict, "data=float16", "type of an input (default: float32)"),
+    "ctx": (str, "DEVICE", "cpu, gpu, gpu(1) or any (default: gpu if MXNet has CUDA, else any)"),
+    "keep": (list, "PATTERN", "operators that are kept: 'stage4_*', '::Activation' (repeatable)"),
+    "recompute": (list, "PATTERN", "operators that are recomputed wherever they may be"),
+    "devices": (int, "N", "that share the batch (default: 1)"),
+    "how": (WAYS, None, "recompute once (marks, the default), as often as it pays, or the faster"),
+    "work": (float, "TIMES", "the most forward work of a step, in forward passes (default: any)"),
+    "budget": (str, "MEMORY", "6GB, 6GiB, bytes, 60%% of that without a plan, device or knee"),
+    "slower_than": (float, "TIMES", "the most time of a step: 1.2 is a fifth more than without"),
+    "budget_of": (("pool", "device"), None, "MXNet's pool (default), or parameters and all else"),
+    "optimizer": (str, "NAME", "with --budget-of device: adam, or sgd,momentum=0.9"),
+    "measure": (bool, None, "measure the time of operators on the device, once"),
+    "gpu": (str, "NAME", "whose times are predicted where none is here: V100, T4, A100 ..."),
+    "patience": (float, "TIMES", "times the usual search (default: 1, or 0.05 under 16 MB)"),
+}
+NAMES = (*OPTIONS, "grad_req", "until", "planner", "ntrial", "rules")  # of all its options
+#: Those that describe the network; the others say how it is planned.
+OF_NETWORK = ("type_dict", "grad_req", "ctx", "until", "keep", "recompute", "devices")
+
+
+def flag_of(name: str) -> str:
+    """Name the flag of an option in a command."""
+    return "--" + {"shapes": "shape", "type_dict": "type"}.get(name, name.replace("_", "-"))
+
+
+def variable_of(name: str) -> str:
+    """Name the environment variable of an option of ``memonger run``."""
+    return f"MEMONGER_{name.upper()}"
+
+
+def split_options(
+    call: str,
+    keywords: Keywords,
+    lacks: Mapping[str, str],
+    others: Iterable[str] = (),
+    has_shapes: bool = True,
+) -> tuple[Keywords, Keywords, Keywords]:
+    """Separate options of the network, options of how it is planned, and shapes of inputs.
+
+    ``others`` are options of the call that `plan` does not have.
+
+    Raises
+    ------
+    MemongerError
+        If an option is unknown, was removed, or if the call ``lacks`` it, for the reason there.
+    """
+    for name, value in keywords.items():
+        refuse_removed(f"{name}=")
+        if name in lacks:
+            raise MemongerError(f"{call} takes no {name}=; {lacks[name]}")
+        is_shape = has_shapes and (isinstance(value, (list, tuple)) or hasattr(value, "shape"))
+        if name not in NAMES and not is_shape:
+            names = [*others, *(option for option in NAMES if option not in lacks)]
+            shape = "the shape of an input is a tuple of integers"
+            otherwise = shape if has_shapes else "leave it out"
+            hint = did_you_mean(name, names, otherwise)
+            raise MemongerError(f"{call}: unknown option {name!r}{hint}")
+    of_network = {k: v for k, v in keywords.items() if k in OF_NETWORK}
+    input_shapes = {k: v for k, v in keywords.items() if k not in NAMES}
+    others = {*of_network, *input_shapes}
+    return of_network, {k: v for k, v in keywords.items() if k not in others}, input_shapes
 
 
 @dataclass(frozen=True)
@@ -57,7 +123,7 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
     how, planner, patience = options.how, options.planner, options.patience
     gpu = USUAL if options.gpu is None else options.gpu
     choices = (
-        ("way (how)", how, (*WAYS, AUTO)),
+        ("way (how)", how, WAYS),
         ("planner", planner, PLANNERS),
         ("gpu", gpu, GPUS),
     )
@@ -201,4 +267,4 @@ def _count_bytes(state: NDArray) -> int:
     """Add up the bytes of an optimiser's state: an array, None, or lists of these."""
     if isinstance(state, (list, tuple)):
         return sum(map(_count_bytes, state))
-    return state.size * np.dtype(state.dtype).itemsize if hasattr(state, "asnumpy") else 0
+    return int(state.size * state.dtype().itemsize) if hasattr(state, "asnumpy") else 0

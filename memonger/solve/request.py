@@ -17,17 +17,15 @@ from memonger.costs.time.times import TimedDevice
 from memonger.graph import inputs, marks
 from memonger.graph.forward import no_collection
 from memonger.graph.operators.recompute import ANY, CPU, GPU, targets_of
-from memonger.solve.options import Options
+from memonger.solve.options import Options, read_options, split_options
 from memonger.solve.selection import Selection, read_operators, select
+from memonger.support.checks import did_you_mean
 from memonger.support.errors import MemongerError, UnmatchedError
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import read
-from memonger.support.types import Context, Json, Symbol
+from memonger.support.types import Context, Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
-
-#: Keywords of ``memonger.plan`` that name operators of the network.
-NAMING = ("until", "keep", "recompute")
 
 #: Attributes of variables that a bind reads (``src/executor/graph_executor.cc``).
 READ_BY_BIND = {"__shape__", "__dtype__", "__storage_type__", "__ctx_group__"}
@@ -102,6 +100,15 @@ def read_call(
     return Request(symbol, spec, inputs.read_grad_req(symbol.list_arguments(), grad_req), place)
 
 
+def read_arguments(
+    call: str, net: object, shapes: object, keywords: Keywords, lacks: Mapping[str, str] = {}
+) -> tuple[Request, Options]:
+    """Check the arguments of a call that plans, by keyword as ``memonger.plan`` takes them."""
+    of_network, how, input_shapes = split_options(call, keywords, lacks)
+    options = read_options(ctx=of_network.get("ctx"), **how)
+    return read_request(net, shapes, input_shapes, **of_network), options
+
+
 @no_collection()
 def read_request(
     net: object,
@@ -157,7 +164,7 @@ def _find_layer(symbol: Symbol, name: object) -> int:
                     return i
     names = list(dict.fromkeys(text for _, text in operators))
     some = ", ".join(map(repr, names[len(names) // 2 :][:3]))
-    hint = inputs.did_you_mean(name, names, f"give the name of one, such as {some}")
+    hint = did_you_mean(name, names, f"give the name of one, such as {some}")
     raise UnmatchedError(f"until={name!r} is no operator of the network{hint}")
 
 

@@ -1,8 +1,11 @@
-"""Checks of the numbers in a call."""
+"""Checks of the numbers and the names in a call."""
 
 from __future__ import annotations
 
+import difflib
 import numbers
+import os
+from typing import Iterable
 
 from memonger.support.errors import MemongerError
 
@@ -26,3 +29,15 @@ def check_number(name: str, value: object) -> float | None:
         return float(value)
     except OverflowError:
         raise MemongerError(f"{name} is too large") from None
+
+
+def did_you_mean(name: object, choices: Iterable[str], otherwise: str) -> str:
+    """End a message about an unknown name with the choice that is most like it, if one is."""
+    matcher = difflib.SequenceMatcher(b=str(name))
+
+    def similarity(choice: str) -> tuple[float, int]:  # of equals, the longest common beginning
+        matcher.set_seq1(choice)
+        return matcher.ratio(), len(os.path.commonprefix([choice, str(name)]))
+
+    best = max(choices, key=similarity, default="")
+    return f"; did you mean {best!r}?" if similarity(best)[0] >= 0.5 else "; " + otherwise

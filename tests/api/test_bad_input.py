@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 from contextlib import nullcontext
 from typing import Any, Callable
 
@@ -10,7 +12,13 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.solve.options import Budget, read_budget, measure_state_per_element
+from memonger.solve.options import (
+    NAMES,
+    Budget,
+    Options,
+    measure_state_per_element,
+    read_budget,
+)
 from mxnet.contrib import amp
 
 from operator_cases import DYNAMIC_CASES, SMALL_SHAPES, small_net
@@ -155,6 +163,43 @@ def test_a_wrong_option_is_named_with_its_remedy(options: dict[str, Any], words:
     with pytest.raises(memonger.MemongerError) as caught:
         memonger.plan(net(), **{"shapes": SHAPES, **options})
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+#: A call, an option that it does not have, and what is said.
+ELSEWHERE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    (memonger.plan, {"bugdet": "60%"}, "plan: unknown option 'bugdet'; did you mean 'budget'?"),
+    (memonger.search_plan, {"devcies": 2}, "unknown option 'devcies'; did you mean 'devices'?"),
+    (memonger.frontier, {"patienc": 2}, "frontier: unknown option 'patienc'; did you mean"),
+    (memonger.frontier, {"budget": "60%"}, "frontier takes no budget=; give it to memonger.plan"),
+    (memonger.frontier, {"kept_copies": True}, "kept_copies= was removed"),
+    (memonger.largest_batch, {"how": "marks"}, "largest_batch takes no how=; give it to"),
+    (memonger.largest_batch, {"data": (2, 3)}, "unknown option 'data'"),
+    (memonger.largest_batch, {"kept_copies": True}, "kept_copies= was removed"),
+]
+
+
+@pytest.mark.parametrize(("call", "options", "said"), ELSEWHERE)
+def test_an_option_that_a_call_does_not_have_is_named(
+    call: Any, options: dict[str, Any], said: str
+) -> None:
+    arguments = {"shapes": SHAPES, **options}
+    if call is memonger.largest_batch:
+        arguments["budget"] = "1GB"
+    with pytest.raises(memonger.MemongerError, match=re.escape(said)):
+        call(net(), **arguments)
+    with pytest.raises(memonger.MemongerError, match="unknown option 'bugdet'; did you mean 'bud"):
+        memonger.enable(bugdet="60%")
+    with pytest.raises(memonger.MemongerError, match="enable takes no devices=; what is bound"):
+        memonger.enable(devices=2)
+
+
+def test_the_table_of_options_has_all_of_them_with_their_defaults() -> None:
+    parameters = inspect.signature(memonger.plan).parameters.values()
+    given = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert {*given} == {*NAMES}
+    assert {k: v for k, v in given.items() if k in vars(Options())} == {
+        k: v for k, v in vars(Options()).items() if k in given
+    }
 
 
 REMOVED = ("lifetimes", "recomputed_flops", "added_time", "unplanned_held_bytes", "gradient_bytes")
