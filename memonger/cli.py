@@ -175,7 +175,10 @@ def _report(network: Symbol, options: Namespace) -> int:
 
 def _batch(network: Symbol, options: Namespace) -> int:
     """Tell the largest batch that fits, with a plan and without."""
-    largest = memonger.largest_batch(network, **_keywords(options))
+    keywords = _keywords(options)
+    if options.output is not None:  # of a plan by marks, which a file can hold
+        keywords = {"how": "marks", **keywords}
+    largest = memonger.largest_batch(network, **keywords)
     try:
         if options.report is not None:
             largest.report(options.report, network=options.network)
@@ -325,7 +328,7 @@ VERBS: dict[str, tuple[Callable[[Symbol, Namespace], int], tuple[str, ...]]] = {
     "plan": (_plan, ("devices", *PLANNING, "output", "plot", "check")),
     "frontier": (_frontier, ("devices", *SEARCH, *NAMING, "how", "points", "plot")),
     "report": (_report, ("devices", *PLANNING, "points", "output")),
-    "batch": (_batch, (*BUDGET, "output", "report")),
+    "batch": (_batch, ("how", *BUDGET, "output", "report")),
     "explain": (_explain, ("devices", *PLANNING, "plan", "details")),
     "check": (_check, ("steps",)),
 }

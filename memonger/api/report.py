@@ -275,52 +275,52 @@ def _figures(plan: Plan, network: str) -> dict[str, Json]:
 
 
 def keywords_of(plan: Plan) -> dict[str, Json]:
-    """Return the options of `memonger.plan` that make a Plan again, but shapes and types."""
-    request, keywords = plan.request, dict(plan.options)
-    if request.until is not None:
-        keywords["until"] = read(request.symbol)["nodes"][request.until]["name"]
-    for name in ("keep", "recompute"):
-        if getattr(request, name).patterns:
-            keywords[name] = [*getattr(request, name).patterns]
+    """Return the keywords with which `memonger.plan` makes a Plan of its network again."""
+    request = plan.request
     requests = {*request.grad_req.values()}
-    if requests != {"write"}:
-        keywords["grad_req"] = "add" if requests == {"add"} else dict(request.grad_req)
-    return {"ctx": request.ctx, **keywords}
+    nodes = read(request.symbol)["nodes"]
+    keywords = {
+        "shapes": {name: tuple(shape) for name, shape in request.spec.shapes.items()},
+        "type_dict": dict(request.spec.types),
+        "grad_req": requests.pop() if len(requests) == 1 else dict(request.grad_req),
+        "ctx": request.ctx,
+        **plan.options,
+        "until": None if request.until is None else nodes[request.until]["name"],
+        "keep": [*request.keep.patterns],
+        "recompute": [*request.recompute.patterns],
+    }
+    usual: tuple[object, ...] = (None, "write", {}, [])
+    return {name: value for name, value in keywords.items() if value not in usual}
 
 
 def python_of(plan: Plan) -> str:
     """Write the line of Python that makes a Plan of its network, ``net``."""
-    spec = plan.request.spec
-    texts = {"shapes": str({name: tuple(shape) for name, shape in spec.shapes.items()})}
-    texts.update({"type_dict": str(dict(spec.types))} if spec.types else {})
-    for name, value in keywords_of(plan).items():
-        texts[name] = repr(value)
-        if name == "grad_req" and isinstance(value, dict):
-            nulls = [argument for argument, given in value.items() if given == "null"]
-            if {*value.values()} == {"write", "null"} and len(nulls) <= MAX_INPUTS:
-                rule = f"'null' if name in {nulls} else 'write' for name in net.list_arguments()"
-                texts[name] = f"{{name: {rule}}}"
-            else:
-                texts[name] = "grad_req"
-        if name == "ctx" and not isinstance(value, str):
-            texts[name] = f"mx.{value}"
-    if len(spec.shapes) > MAX_INPUTS:
-        texts.update(shapes="shapes", **({"type_dict": "types"} if spec.types else {}))
-    arguments = [f"{name}={text}" for name, text in texts.items()]
-    return f"plan = memonger.plan(net, {', '.join(arguments)})"
+    keywords = keywords_of(plan)
+    texts = {name: repr(value) for name, value in keywords.items()}
+    if not isinstance(keywords["ctx"], str):
+        texts["ctx"] = f"mx.{keywords['ctx']}"
+    if len(plan.request.spec.shapes) > MAX_INPUTS:
+        texts.update({name: name for name in ("shapes", "type_dict") if name in texts})
+    if isinstance(keywords.get("grad_req"), dict):
+        requests = keywords["grad_req"]
+        nulls = [name for name, request in requests.items() if request == "null"]
+        rule = f"'null' if name in {nulls} else 'write' for name in net.list_arguments()"
+        is_short = {*requests.values()} == {"write", "null"} and len(nulls) <= MAX_INPUTS
+        texts["grad_req"] = f"{{name: {rule}}}" if is_short else "grad_req"
+    return f"plan = memonger.plan(net, {', '.join(f'{k}={text}' for k, text in texts.items())})"
 
 
 def command_of(plan: Plan, network: str) -> str:
     """Write the command that makes a Plan; '' where the command lacks an option for it."""
-    spec, keywords = plan.request.spec, keywords_of(plan)
-    if len(spec.shapes) > MAX_INPUTS or not OPTIONS.keys() >= keywords.keys():
+    keywords = keywords_of(plan)
+    shapes = keywords.get("shapes", {})
+    if keywords.keys() - {*OPTIONS, "shapes"} or len(shapes) > MAX_INPUTS:
         return ""
     words = ["memonger", "plan", network]
-    for name, shape in spec.shapes.items():
-        words += [flag_of("shapes"), f"{name}={','.join(map(str, shape))}"]
-    for name, kind in spec.types.items():
-        words += [flag_of("type_dict"), f"{name}={kind}"]
+    keywords["shapes"] = {name: ",".join(map(str, shape)) for name, shape in shapes.items()}
     for name, value in keywords.items():
+        if isinstance(value, dict):
+            value = [f"{key}={text}" for key, text in value.items()]
         for each in value if isinstance(value, list) else [value]:
             words += [flag_of(name)] if each is True else [flag_of(name), str(each)]
     words += [] if plan.schedule is not None else ["-o", "planned-symbol.json"]

@@ -57,6 +57,11 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     (f"plan {NET} --budget 60%", "plan", {"budget": "60%"}),
     (f"plan {NET} --budget 0.6 --how auto", "plan", {"budget": 0.6, "how": "auto"}),
     (f"plan {NET} --budget 25165824", "plan", {"budget": 24 * MB}),
+    (
+        "batch {net} --shape data=N,64 --budget 9MB -o {folder}/x",
+        "largest_batch",
+        {"budget": "9MB", "how": "marks"},
+    ),
     (f"plan {NET} --how schedule --work 3", "plan", {"how": "schedule", "work": 3.0}),
     (
         f"plan {NET} --budget 24MiB --budget-of device --optimizer sgd,momentum=0.9",
@@ -159,10 +164,10 @@ def test_batch_tells_and_writes_the_largest(net: Any, capsys: Any, tmp_path: Pat
     out, page = tmp_path / "planned-symbol.json", tmp_path / "batch.html"
     arguments = ("batch", file, *OPEN, "--budget", "10MB")
     values = figures(capsys, *arguments, "-o", out)
-    largest = memonger.largest_batch(symbol, dict.fromkeys(net[1], (None, 64)), "10MB")
+    largest = memonger.largest_batch(symbol, dict.fromkeys(net[1], (None, 64)), "10MB", how="marks")
     assert (values["batch"], values["unplanned_batch"]) == largest[::2]
     assert marked(mx.sym.load(str(out))) == marked(largest.plan.symbol)
-    status, printed, _ = run(capsys, *arguments, "--report", page)
+    status, printed, _ = run(capsys, *arguments, "--how", "marks", "--report", page)
     fits = f"a batch of {largest.batch} fits with a plan, of {largest.unplanned_batch} without"
     assert status == 0 and printed.startswith(fits)
     assert printed.endswith(data_of(page)["plans"][0]["text"] + "\n")

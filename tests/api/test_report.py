@@ -126,7 +126,7 @@ def test_a_budget_of_the_device_leaves_out_the_optimizers_state(
 
 
 OPEN = {"data": (None, 64), "label": (None, 64)}
-QUICK: Any = {"patience": 0.02}
+QUICK: Any = {"how": "marks", "patience": 0.02}
 
 
 @pytest.mark.parametrize("options", [QUICK, {"budget_of": "device", "optimizer": "adam", **QUICK}])
@@ -195,7 +195,7 @@ def test_a_batch_at_which_nothing_fits_is_left_out(
 def test_an_interrupted_report_of_batches_leaves_no_file(
     share: float, chain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    largest = memonger.largest_batch(chain[0], OPEN, "25MB")
+    largest = memonger.largest_batch(chain[0], OPEN, "25MB", how="marks")
     begun = press_ctrl_c(monkeypatch, share)
     with pytest.raises(KeyboardInterrupt):
         largest.report(tmp_path / "batch.html")

@@ -32,7 +32,7 @@ def live_of(timeline: Any) -> np.ndarray:
 
 
 def chain_plans() -> tuple[Any, Any, memonger.Frontier, memonger.Plan]:
-    """Return a network, its shapes, its frontier, and the smallest schedule."""
+    """Return a network, its shapes, its frontier of marks, and the smallest schedule."""
     symbol, shapes = networks.chain(16, hidden=64, batch=4096)
-    plans = memonger.frontier(symbol, shapes, points=5)
+    plans = memonger.frontier(symbol, shapes, points=5, how="marks")
     return symbol, shapes, plans, memonger.plan(symbol, shapes, how="schedule")

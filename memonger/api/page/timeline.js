@@ -3,7 +3,6 @@ const MODES = { op: "operator", part: "part of the network", kind: "what the pla
 const GROUPS = 8; // that have a colour of their own
 const AXIS = "operators of one training step, as they run";
 const SHOWN = { unplanned: null, planned: null }; // what each picture shows: a timeline, its stacks
-let pinned = null; // the picture and the drawn step whose tensors are listed
 
 const STATE_WORDS = ["kept", "freed in the forward pass", "recomputed", "gradient"];
 
@@ -178,7 +177,6 @@ function showTip(which, event) {
 
 // List what is alive in a drawn step.
 function pin(which, at) {
-  pinned = { which, at };
   const shown = SHOWN[which], { line } = shown, t = line.tensors;
   const alive = aliveAt(shown, at), few = alive.slice(0, 12), rest = alive.slice(12);
   const where = which === "planned" ? "With the plan" : "Without a plan";
