@@ -128,8 +128,6 @@ def _check_places(options: Namespace) -> None:
 def _plan(network: Symbol, options: Namespace) -> int:
     """Plan a network and save it; plain MXNet loads and trains it."""
     keywords, report = _keywords(options), None
-    if keywords.get("how") == "schedule" and options.output:
-        raise MemongerError(UNSAVED)
     plan = memonger.plan(network, **keywords)
     try:
         if options.check:
@@ -175,10 +173,7 @@ def _report(network: Symbol, options: Namespace) -> int:
 
 def _batch(network: Symbol, options: Namespace) -> int:
     """Tell the largest batch that fits, with a plan and without."""
-    keywords = _keywords(options)
-    if options.output is not None:  # of a plan by marks, which a file can hold
-        keywords = {"how": "marks", **keywords}
-    largest = memonger.largest_batch(network, **keywords)
+    largest = memonger.largest_batch(network, **_keywords(options))
     try:
         if options.report is not None:
             largest.report(options.report, network=options.network)
@@ -215,6 +210,10 @@ def _keywords(options: Namespace) -> Keywords:
         from memonger.graph.inputs import parse_devices
 
         keywords["ctx"] = parse_devices(keywords["ctx"])
+    if options.run in (_plan, _batch) and options.output is not None:  # a file keeps marks
+        keywords = {"how": "marks", **keywords}
+        if keywords["how"] != "marks":
+            raise MemongerError(UNSAVED)
     return {"shapes": None, **keywords}
 
 

@@ -17,7 +17,7 @@ from memonger.api.report import Reported
 from memonger.graph.inputs import read_pairs
 from memonger.planners.candidates import Candidate, Searched, by_added_time, not_dominated
 from memonger.schedules.layouts import Refused
-from memonger.solve.options import AUTO, Options, read_options, split_options
+from memonger.solve.options import Options, read_options, split_options
 from memonger.solve.request import Request, read_arguments, read_request
 from memonger.solve.solution import (
     choose_smallest,
@@ -90,7 +90,7 @@ def frontier(  # type: ignore[misc]  # options of `plan` go through
     Parameters
     ----------
     net, shapes, **options
-        As `plan` takes them, by default with ``how='auto'``, but what limits or chooses one plan:
+        As `plan` takes them, but what limits or chooses one plan:
         no ``work``, ``budget``, ``slower_than``, ``budget_of``, ``optimizer``, ``planner``,
         ``rules``.
     points : int
@@ -112,7 +112,7 @@ def frontier(  # type: ignore[misc]  # options of `plan` go through
     >>> print(memonger.frontier(net, {'data': (32, 3, 224, 224)}))
     """
     points = check_count("points", points, 2)
-    request, how = read_arguments("frontier", net, shapes, {"how": AUTO, **options}, OF_ONE_PLAN)
+    request, how = read_arguments("frontier", net, shapes, options, OF_ONE_PLAN)
 
     def find(way: Way) -> tuple[Way, Searched]:
         return way, search_front(way)
@@ -205,7 +205,7 @@ def largest_batch(  # type: ignore[misc]  # options of `plan` go through
     budget : int or str
         Bytes, text such as '11GB', or 'device'.
     net, **options
-        As `plan` takes them: ``how`` (by default 'auto'), ``budget_of``, ``optimizer``,
+        As `plan` takes them: ``how``, ``budget_of``, ``optimizer``,
         ``measure``, ``gpu``, ``patience``, ``type_dict``, ``grad_req``, ``ctx``, ``ntrial``.
 
     Returns
@@ -222,7 +222,7 @@ def largest_batch(  # type: ignore[misc]  # options of `plan` go through
     >>> largest = memonger.largest_batch(net, {'data': (None, 3, 224, 224)}, budget='11GB')
     """
     of_network, others, _ = split_options("largest_batch", options, OF_ONE_BATCH, has_shapes=False)
-    how = read_options(budget=budget, ctx=of_network.get("ctx"), **{"how": AUTO, **others})
+    how = read_options(budget=budget, ctx=of_network.get("ctx"), **others)
     if how.budget is None or how.budget.is_share:
         raise MemongerError(
             f"budget={budget!r}: the largest batch needs a budget in bytes, such as '11GB'"

@@ -33,7 +33,7 @@ def plan(
     net: Symbol,
     shapes: object = None,
     *,
-    how: str = "marks",
+    how: str | None = None,
     work: float | None = None,
     budget: object = None,
     slower_than: float | None = None,
@@ -66,13 +66,14 @@ def plan(
     shapes : dict or list of mx.io.DataDesc
         Shapes of the inputs: ``{'data': (32, 3, 224, 224)}``, or ``iterator.provide_data +
         iterator.provide_label``. They may be given as keywords too.
-    how : {'marks', 'schedule', 'auto'}
-        'marks': each result is recomputed at most once, by marks that MXNet's executor reads.
-        'schedule': as often as it pays; the training step is written out when the symbol is bound.
-        'auto': a schedule, or marks where no schedule can hold the network, and a line says so.
-        Without limits of memory, time or work it recomputes at most one more forward pass, and is
-        taken only if it is worth it: it saves a tenth of the memory, and at least as large a share
-        of the memory as it adds of time.
+    how : {'auto', 'schedule', 'marks'}, optional
+        'schedule': each result is recomputed as often as it pays; memonger runs the training step.
+        'marks': at most once, by marks that MXNet's executor reads, and that a symbol's file keeps.
+        'auto' (the default): a schedule, or marks where no schedule can hold the network, and a
+        line says so. Without limits of memory, time or work it recomputes at most one more forward
+        pass, and is taken only if it is worth it: it saves a tenth of the memory, and at least as
+        large a share of the memory as it adds of time. With ``planner='chen2016'`` or
+        ``rules=False`` the default is 'marks'.
     work : float, optional
         The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks
         take at most 2; schedules by default at most 2 log2(n) for n operators, as for O(log n)
@@ -166,14 +167,15 @@ def plan(
 def search_plan(  # type: ignore[misc]  # options of `plan` go through
     sym: Symbol, ntrial: int = 6, type_dict: Types = None, **options: Any
 ) -> Symbol:
-    """Plan a network as ``plan`` does, under the original's name and arguments.
+    """Plan a network by marks, under the original's name and arguments.
 
     Parameters
     ----------
     sym : mx.sym.Symbol
         The network.
     ntrial, type_dict, **options
-        As `plan` takes them, with shapes of inputs by name: ``data=(32, 3, 224, 224)``.
+        As `plan` takes them, by default with ``how='marks'``, with shapes of inputs by name:
+        ``data=(32, 3, 224, 224)``.
 
     Returns
     -------
@@ -191,7 +193,7 @@ def search_plan(  # type: ignore[misc]  # options of `plan` go through
     >>> planned = memonger.search_plan(net, ctx=mx.gpu(), data=(32, 3, 224, 224))
     >>> mod = mx.mod.Module(planned, context=mx.gpu())
     """
-    planned = plan(sym, ntrial=ntrial, type_dict=type_dict, **options)
+    planned = plan(sym, ntrial=ntrial, type_dict=type_dict, **{"how": "marks", **options})
     if planned.schedule is None and log.isEnabledFor(logging.INFO):
         least = estimate_schedule(planned.request)
         if least is not None and least < WORTH * planned.pool_bytes:
@@ -240,7 +242,8 @@ def search_plan_to_layer(  # type: ignore[misc]  # options of `plan` go through
     check_count("threshold", threshold, 0)
     if "until" in options:
         raise MemongerError("search_plan_to_layer takes no until=; give layer_name=")
-    return plan(sym, ntrial=ntrial, type_dict=type_dict, until=layer_name, **options).symbol
+    options = {"how": "marks", "until": layer_name, **options}
+    return plan(sym, ntrial=ntrial, type_dict=type_dict, **options).symbol
 
 
 def make_mirror_plan(

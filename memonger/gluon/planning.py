@@ -15,7 +15,7 @@ from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.gluon.sparse import planned_op
 from memonger.schedules.execution.arena import address
-from memonger.solve.options import AUTO, read_options, split_options
+from memonger.solve.options import read_options, split_options
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.types import Block, Keywords, NDArray
@@ -183,7 +183,7 @@ def _read_options(net: Block, keywords: Keywords) -> PlannedBlock:
     of_network, how, inputs = split_options("memonger.gluon.plan", keywords, _ELSEWHERE, _FLAGS)
     for name in inputs:
         raise MemongerError(f"memonger.gluon.plan takes no {name}=; {_AT_FIRST_CALL}")
-    options = {"how": AUTO, **how, **of_network}
+    options = {**how, **of_network}
     for name in ("keep", "recompute"):
         if options.get(name) is not None:
             options[name] = _read_scopes(options[name])

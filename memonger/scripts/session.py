@@ -28,7 +28,7 @@ from memonger.scripts import kept
 from memonger.scripts.binds import plan_binds
 from memonger.scripts.run import check_options
 from memonger.solve.memory import measure
-from memonger.solve.options import AUTO, Lent
+from memonger.solve.options import Lent
 from memonger.solve.request import read_arguments, read_call, read_mxnet_variables
 from memonger.solve.solution import solve
 from memonger.support.allocator import giving_back
@@ -74,8 +74,7 @@ class Session:
     def __init__(
         self, options: Keywords, report: FilePath | None, check: bool, or_plain: bool, cache: bool
     ) -> None:
-        self._options = {"how": AUTO, **options}
-        self._budget = check_options(self._options).budget
+        self._options, self._budget = options, check_options(options).budget
         self._check, self._or_plain, self._cache = check, or_plain, cache
         if report is not None:
             check_report(report)
@@ -330,7 +329,7 @@ def enable(  # type: ignore[misc]  # options of `plan` go through
     Parameters
     ----------
     **options
-        As `plan` takes them: ``how`` (by default 'auto'), ``work``, ``budget``, ``slower_than``,
+        As `plan` takes them: ``how``, ``work``, ``budget``, ``slower_than``,
         ``budget_of``, ``optimizer``, ``measure``, ``gpu``, ``patience``, ``keep``, ``recompute``. A
         network that has no operator of a pattern trains without a plan.
     report : str or path, optional

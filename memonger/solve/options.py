@@ -18,7 +18,7 @@ from memonger.support.removed import refuse_removed
 from memonger.support.types import Keywords, NDArray
 
 AUTO = "auto"
-WAYS = ("marks", "schedule", AUTO)
+WAYS = ("schedule", "marks", AUTO)
 PLANNERS = ("smallest", "chen2016")
 KNEE = "knee"
 
@@ -34,7 +34,11 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "keep": (list, "PATTERN", "operators that are kept: 'stage4_*', '::Activation' (repeatable)"),
     "recompute": (list, "PATTERN", "operators that are recomputed wherever they may be"),
     "devices": (int, "N", "that share the batch (default: 1)"),
-    "how": (WAYS, None, "recompute once (marks, the default), as often as it pays, or the faster"),
+    "how": (
+        WAYS,
+        None,
+        "recompute as often as it pays, at most once, or as is possible (auto, the default)",
+    ),
     "work": (float, "TIMES", "the most forward work of a step, in forward passes (default: any)"),
     "budget": (str, "MEMORY", "6GB, 6GiB, bytes, 60%% of that without a plan, device or knee"),
     "slower_than": (float, "TIMES", "the most time of a step: 1.2 is a fifth more than without"),
@@ -96,7 +100,7 @@ def split_options(
 class Options:
     """How to plan a network: the keywords of ``memonger.plan`` of these names, checked."""
 
-    how: str = "marks"
+    how: str = AUTO
     work: float | None = None
     budget: Budget | None = None
     knee: bool = False  # where a little more memory stops buying much time (budget='knee')
@@ -120,7 +124,11 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
 ) -> Options:
     """Check how to plan, as the keywords of ``memonger.plan`` of these names say."""
     options = Options(**keywords)
-    how, planner, patience = options.how, options.planner, options.patience
+    planner, patience = options.planner, options.patience
+    if keywords.get("how") is None:  # what marks alone have is asked for, or nothing
+        by_default = AUTO if planner == "smallest" and options.rules else "marks"
+        options = replace(options, how=by_default)
+    how = options.how
     gpu = USUAL if options.gpu is None else options.gpu
     choices = (
         ("way (how)", how, WAYS),

@@ -57,10 +57,10 @@ CHOICES: dict[str, tuple[Any, int]] = {
 @pytest.mark.parametrize("choice", CHOICES)
 def test_operators_are_chosen_by_names_kinds_and_functions(choice: str) -> None:
     selector, count = CHOICES[choice]
-    plan = memonger.plan(net(), SHAPES, keep=selector)
+    plan = memonger.plan(net(), SHAPES, keep=selector, how="marks")
     assert len(names(plan, "keep")) == count
     assert not names(plan, "keep") & {*plan.recomputed}
-    again = memonger.plan(net(), SHAPES, keep=[*plan.request.keep.patterns])
+    again = memonger.plan(net(), SHAPES, keep=[*plan.request.keep.patterns], how="marks")
     assert again.request.keep.nodes == plan.request.keep.nodes
     assert again.recomputed == plan.recomputed
 
@@ -78,10 +78,12 @@ PLANNERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_every_planner_keeps_and_recomputes_what_is_named(planner: str) -> None:
     options = PLANNERS[planner]
-    free = memonger.plan(net(), SHAPES, **options)
+    free = memonger.plan(net(), SHAPES, **{"how": "marks", **options})
     kept = {name for name in free.recomputed if name.startswith("stage1")}
     wished = ["stage2_*", "stage3_*"]
-    plan = memonger.plan(net(), SHAPES, keep="stage1_*", recompute=wished, **options)
+    plan = memonger.plan(
+        net(), SHAPES, keep="stage1_*", recompute=wished, **{"how": "marks", **options}
+    )
     assert kept and not kept & {*plan.recomputed}
     assert names(plan, "recompute") == {*plan.recomputed, *plan.unmet} & names(plan, "recompute")
     assert not {*plan.recomputed} & {*plan.unmet} and "stage2_unit2_conv" in plan.recomputed
@@ -134,7 +136,7 @@ def test_what_cannot_be_recomputed_is_told(caplog: pytest.LogCaptureFixture) -> 
         x = mx.sym.tanh(mx.sym.FullyConnected(x, num_hidden=64, name=f"fc{k}"), name=f"tanh{k}")
     symbol = mx.sym.SoftmaxOutput(x, name="softmax")
     options: dict[str, Any] = {"keep": "tanh2", "until": "fc5", "recompute": "*"}
-    plan = memonger.plan(symbol, {"data": (64, 64)}, **options)
+    plan = memonger.plan(symbol, {"data": (64, 64)}, **{"how": "marks", **options})
     reasons = {
         "drop": "its mask is kept",
         "tanh2": "keep= names it",
@@ -145,7 +147,7 @@ def test_what_cannot_be_recomputed_is_told(caplog: pytest.LogCaptureFixture) -> 
         assert reason in plan.unmet[name], plan.unmet[name]
     assert "are not recomputed" in caplog.text
     assert "recompute  '*': " in str(plan) and "not 'tanh2': keep= names it" in str(plan)
-    whole = memonger.plan(symbol, {"data": (64, 64)}, recompute="*")
+    whole = memonger.plan(symbol, {"data": (64, 64)}, recompute="*", how="marks")
     assert "it is an output" in whole.unmet["softmax"]
     choices = {t.name: t for t in plan.explain().tensors}
     assert choices["tanh2"].why == "rule" and choices["tanh2"].reason == "keep= names it"
@@ -167,7 +169,7 @@ def test_a_pattern_that_matches_nothing_names_the_nearest(
 ) -> None:
     options: dict[str, Any] = {option: ["stage1_*", pattern]}
     with pytest.raises(memonger.MemongerError) as raised:
-        memonger.plan(net(), SHAPES, **options)
+        memonger.plan(net(), SHAPES, **{"how": "marks", **options})
     assert f"{option}={pattern!r} matches no operator" in str(raised.value)
     assert nearest in str(raised.value)
 
@@ -175,7 +177,7 @@ def test_a_pattern_that_matches_nothing_names_the_nearest(
 @pytest.mark.parametrize("selector", [3, {"a": 1}, [None], b"fc"])
 def test_what_is_no_pattern_is_refused(selector: Any) -> None:
     with pytest.raises(memonger.MemongerError, match="cannot be read; give a pattern"):
-        memonger.plan(net(), SHAPES, keep=selector)
+        memonger.plan(net(), SHAPES, keep=selector, how="marks")
 
 
 def test_plan_files_pages_and_commands_have_what_was_named(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_the_command_takes_patterns(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([*words, "--keep", "::FullyConnected", "--recompute", "stage3_*::BatchNorm"]) == 0
     figures = json.loads(capsys.readouterr().out)
     keep = ["stage1_*", "::FullyConnected"]
-    plan = memonger.plan(net(), SHAPES, keep=keep, recompute="stage3_*::BatchNorm")
+    plan = memonger.plan(net(), SHAPES, keep=keep, recompute="stage3_*::BatchNorm", how="marks")
     assert len(figures["recomputed"]) == len(plan.recomputed) > 0
     assert main([*words, "--recompute", "::Relu"]) == 2
     assert "recompute='::Relu' matches no operator" in capsys.readouterr().err
@@ -261,7 +263,9 @@ def test_a_script_trains_a_network_without_the_name_as_it_is(
 
 
 def test_the_front_keeps_and_recomputes_what_is_named() -> None:
-    plans = memonger.frontier(net(), SHAPES, keep="stage1_*", recompute="stage3_*", points=5)
+    plans = memonger.frontier(
+        net(), SHAPES, keep="stage1_*", recompute="stage3_*", points=5, how="marks"
+    )
     assert len(plans) > 1
     for plan in plans:
         assert not {name for name in plan.recomputed if name.startswith("stage1")}

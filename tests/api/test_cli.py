@@ -131,7 +131,7 @@ def test_a_verb_prints_and_draws_what_its_call_returns(
 
 def test_json_has_the_figures_of_the_call(net: Any, capsys: Any, tmp_path: Path) -> None:
     symbol, shapes, file = net
-    plan, out = memonger.plan(symbol, shapes), tmp_path / "planned-symbol.json"
+    plan, out = memonger.plan(symbol, shapes, how="marks"), tmp_path / "planned-symbol.json"
     values = figures(capsys, "plan", file, *SHAPES, "-o", out)
     assert marked(mx.sym.load(str(out))) == marked(plan.symbol)
     for name in ("pool_bytes", "unplanned_bytes", "time_overhead", "recompute_overhead"):
@@ -346,7 +346,7 @@ def test_what_a_custom_operator_says_is_in_the_message(capsys: Any) -> None:
 
     bad = mx.sym.Custom(mx.sym.Variable("data"), op_type="tests_bad_shape", name="mine")
     with pytest.raises(memonger.MemongerError) as caught:
-        memonger.plan(mx.sym.MakeLoss(bad), data=(2, 3))
+        memonger.plan(mx.sym.MakeLoss(bad), data=(2, 3), how="marks")
     message = str(caught.value)
     assert message.endswith("ValueError: two inputs are wanted, \\1 not 1") and "'mine'" in message
     assert "Traceback" not in message and not capsys.readouterr().out

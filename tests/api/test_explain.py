@@ -90,7 +90,9 @@ def masks() -> Any:
 def test_a_warning_tells_what_makes_the_peak(
     build: Any, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = memonger.plan(S.LinearRegressionOutput(build(), name="out"), {"data": (256, 64)})
+    plan = memonger.plan(
+        S.LinearRegressionOutput(build(), name="out"), {"data": (256, 64)}, how="marks"
+    )
     assert plan.pool_bytes > 0.95 * plan.unplanned_bytes
     assert said in caplog.text
 
@@ -161,7 +163,7 @@ def test_a_plan_is_drawn_where_it_can_be_written(planned: memonger.Plan, tmp_pat
 def test_a_picture_without_matplotlib_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plan = memonger.plan(*networks.chain(4, hidden=8, batch=8))
+    plan = memonger.plan(*networks.chain(4, hidden=8, batch=8), how="marks")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MemongerError, match="pip install"):
         plan.plot(tmp_path / "plan.png")
@@ -262,7 +264,7 @@ def test_groups_have_all_tensors_and_their_bytes(name: str, how: str) -> None:
 
 
 def test_no_plan_keeps_all_tensors() -> None:
-    plan = memonger.plan(*networks.chain(1, hidden=64, batch=64))
+    plan = memonger.plan(*networks.chain(1, hidden=64, batch=64), how="marks")
     choices = {t.name: (t.choice, t.why) for t in plan.explain().tensors}
     assert plan.planner == "no plan"
     assert choices["out"] == ("kept", "output") and choices["tanh0"][0] == "kept"
@@ -270,14 +272,14 @@ def test_no_plan_keeps_all_tensors() -> None:
 
 
 def test_rules_tell_their_reasons() -> None:
-    plan = memonger.plan(*SMALL, until="fc9")
+    plan = memonger.plan(*SMALL, until="fc9", how="marks")
     late = {t.name: (t.why, t.reason) for t in plan.explain().tensors}["tanh12"]
     assert late == ("rule", "it does not come before 'fc9'")
     x = S.Variable("data")
     for i in range(12):
         x = S.Activation(S.FullyConnected(x, num_hidden=64, name=f"fc{i}"), act_type="tanh")
         x = S.Dropout(x, p=0.5, name=f"drop{i}") if i == 5 else x
-    plan = memonger.plan(S.LinearRegressionOutput(x, name="out"), {"data": (4096, 64)})
+    plan = memonger.plan(S.LinearRegressionOutput(x, name="out"), {"data": (4096, 64)}, how="marks")
     reasons = {t.name: t.reason for t in plan.explain().tensors if t.why == "rule"}
     assert "its mask is kept" in reasons["drop5[1]"]
 
@@ -290,14 +292,14 @@ def test_the_original_planner_keeps_by_marks() -> None:
 
 
 def test_what_a_budget_allows_is_kept_for_the_time() -> None:
-    plan = memonger.plan(*CHAIN, budget="60%")
+    plan = memonger.plan(*CHAIN, budget="60%", how="marks")
     assert plan.time_overhead and f"{100 * plan.time_overhead:.1f} % of the time" in str(plan)
     reasons = {t.reason for t in plan.explain().tensors if t.why == "budget"}
     assert reasons == {"the budget allows it, and recomputing it takes time"}
     assert (
         len(str(plan).splitlines()) == 15 and str(plan).count(" of 'tanh*': kept (budget), ") == 1
     )
-    smallest = memonger.plan(*CHAIN)
+    smallest = memonger.plan(*CHAIN, how="marks")
     assert not any(t.why == "budget" for t in smallest.explain().tensors)
 
 

@@ -107,7 +107,7 @@ def test_before_anything_was_found_the_interrupt_is_raised(
     with pytest.raises(KeyboardInterrupt):
         plans_by(call, **options)
     if call == "plan":
-        assert not memonger.plan(*NETWORK, **options).interrupted
+        assert not memonger.plan(*NETWORK, **{"how": "marks", **options}).interrupted
 
 
 def test_before_the_first_search_the_largest_batch_is_that_without_a_plan(

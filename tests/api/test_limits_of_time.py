@@ -29,7 +29,7 @@ def points(how: str) -> list[tuple[int, float]]:
 
 
 def point(**options: Any) -> tuple[int, float]:
-    plan = memonger.plan(*NETWORK, **options)
+    plan = memonger.plan(*NETWORK, **{"how": "marks", **options})
     return plan.pool_bytes, plan.time_overhead
 
 
@@ -72,7 +72,7 @@ def test_a_budget_and_a_time_hold_both_or_name_both(how: str) -> None:
 
 def test_what_is_wished_takes_its_time() -> None:
     with pytest.raises(memonger.BudgetError, match="for slower_than=1.001; the fastest takes 1\\."):
-        memonger.plan(*NETWORK, recompute="::Convolution", slower_than=1.001)
+        memonger.plan(*NETWORK, recompute="::Convolution", slower_than=1.001, how="marks")
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ def test_what_is_wished_takes_its_time() -> None:
 )
 def test_limits_that_make_no_sense_are_refused(options: Any, words: str) -> None:
     with pytest.raises(memonger.MemongerError, match=words):
-        memonger.plan(*NETWORK, **options)
+        memonger.plan(*NETWORK, **{"how": "marks", **options})
     with pytest.raises(memonger.MemongerError, match="needs a budget in bytes"):
-        memonger.largest_batch(NETWORK[0], {"data": (None, 3, 64, 64)}, budget="knee")
+        memonger.largest_batch(NETWORK[0], {"data": (None, 3, 64, 64)}, budget="knee", how="marks")
 
 
 @pytest.mark.one_plan
 def test_auto_is_the_smallest_schedule_of_one_more_pass() -> None:
     symbol, shapes = NETWORK
-    plan = memonger.plan(symbol, shapes, how="auto")
+    plan = memonger.plan(symbol, shapes)  # by default
     smallest = memonger.plan(symbol, shapes, how="schedule", work=2.0)
     assert plan.schedule is not None and smallest.schedule is not None and not plan.declined
     assert np.array_equal(plan.schedule.operations, smallest.schedule.operations)
@@ -151,7 +151,7 @@ def test_the_command_takes_limits(tmp_path: Path, capsys: pytest.CaptureFixture[
     file, shape = str(tmp_path / "net-symbol.json"), "data=2,3,64,64"
     NETWORK[0].save(file)
     for words, options in (
-        (["--slower-than", "1.1"], {"slower_than": 1.1}),
+        (["--slower-than", "1.1", "--how", "marks"], {"slower_than": 1.1}),
         (["--budget", "knee", "--how", "schedule"], {"budget": "knee", "how": "schedule"}),
     ):
         assert main(["plan", file, "--shape", shape, "--json", *words]) == 0

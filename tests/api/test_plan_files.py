@@ -141,7 +141,10 @@ def test_other_settings_are_told(
 def test_types_and_the_device_are_kept(tmp_path: Path) -> None:
     symbol, shapes = networks.chain(6, hidden=16, batch=64)
     options = {"type_dict": {"data": "float64"}, "ctx": mx.cpu(), "until": "fc4"}
-    plan, file = memonger.plan(symbol, shapes, patience=0.02, **options), tmp_path / "plan.json"
+    plan, file = (
+        memonger.plan(symbol, shapes, patience=0.02, **{"how": "marks", **options}),
+        tmp_path / "plan.json",
+    )
     plan.save(file)
     again = memonger.load_plan(file, symbol, [mx.io.DataDesc("data", shapes["data"], "float64")])
     for field in ("spec", "grad_req", "ctx", "until"):

@@ -46,7 +46,7 @@ def small_resnet(batch: int = 8) -> Any:
 
 def test_figures_of_a_plan_are_what_mxnet_plans() -> None:
     symbol = net()
-    plan = memonger.plan(symbol, SHAPES)
+    plan = memonger.plan(symbol, SHAPES, how="marks")
     assert plan.exact and not plan.interrupted
     assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=SHAPES)
     assert plan.pool_bytes == memonger.pool_bytes(plan.symbol, shapes=SHAPES)
@@ -82,7 +82,7 @@ def test_a_small_network_is_planned_with_little_effort(
 
 def test_identities_that_save_results_come_off_again() -> None:
     symbol, shapes = networks.model_zoo("densenet121", 4)
-    plan = memonger.plan(symbol, shapes)
+    plan = memonger.plan(symbol, shapes, how="marks")
     before = {n["name"] for n in nodes(symbol)}
     assert plan.exact and plan.copies
     assert plan.pool_bytes == memonger.pool_bytes(plan.symbol, shapes=shapes)
@@ -92,7 +92,7 @@ def test_identities_that_save_results_come_off_again() -> None:
 
 def test_recomputed_work_is_counted_by_operator() -> None:
     """A product is 2 x 256 x 512 x 512 + 256 x 512 operations; all other operators are cheap."""
-    plan = memonger.plan(net(), SHAPES)
+    plan = memonger.plan(net(), SHAPES, how="marks")
     again = [n for n in plan.recomputed if n.startswith("fc")]
     assert plan.recomputed and abs(plan.recompute_overhead - len(again) / 8) < 0.02
     everything = memonger.plan(net(), SHAPES, planner="chen2016", rules=False)
@@ -103,7 +103,7 @@ def test_recomputed_work_is_counted_by_operator() -> None:
 
 
 def test_a_plan_prints_what_counts_is_frozen_and_pickles() -> None:
-    plan = memonger.plan(net(), SHAPES)
+    plan = memonger.plan(net(), SHAPES, how="marks")
     text = str(plan)
     device = f"{plan.device_bytes / MB:.1f} MB of a GPU, {plan.unplanned_device_bytes / MB:.1f} MB"
     for words in (
@@ -158,8 +158,15 @@ def test_search_plan_gives_the_same_symbol() -> None:
     options: Any = {"until": "tanh5", "devices": 2, "grad_req": "add"}
     symbol = memonger.search_plan(net(), shapes=SHAPES, **options)
     plain = memonger.search_plan(net(), **SHAPES)
-    assert symbol.tojson() == memonger.plan(net(), SHAPES, **options).symbol.tojson()
-    assert symbol.tojson() != plain.tojson() == memonger.plan(net(), **SHAPES).symbol.tojson()
+    assert (
+        symbol.tojson()
+        == memonger.plan(net(), SHAPES, **{"how": "marks", **options}).symbol.tojson()
+    )
+    assert (
+        symbol.tojson()
+        != plain.tojson()
+        == memonger.plan(net(), **{"how": "marks", **SHAPES}).symbol.tojson()
+    )
 
 
 def test_a_network_that_no_plan_helps_is_returned_unmarked(
@@ -168,7 +175,7 @@ def test_a_network_that_no_plan_helps_is_returned_unmarked(
     symbol = S.Dropout(S.Dropout(S.Variable("data"), p=0.5), p=0.5)
     for _ in range(2):  # the second comes from the cache
         caplog.clear()
-        plan = memonger.plan(symbol, {"data": (64, 4096)})
+        plan = memonger.plan(symbol, {"data": (64, 4096)}, how="marks")
         assert plan.planner == "no plan" and not plan.recomputed
         assert plan.pool_bytes == plan.unplanned_bytes and plan.recompute_overhead == 0
         assert plan.symbol.tojson() == symbol.tojson()
@@ -189,7 +196,7 @@ def test_a_network_that_cannot_be_replayed_has_the_figures_of_a_bind(
     monkeypatch.setenv("NNVM_EXEC_NUM_TEMP", "2")
     symbol, shapes = networks.resnet((2, 2, 2, 2), batch=8)
     caplog.set_level("INFO", "memonger")
-    plan = memonger.plan(symbol, shapes)
+    plan = memonger.plan(symbol, shapes, how="marks")
     assert not plan.exact and "known to the MB" in str(plan)
     assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=shapes)
     assert plan.peak_bytes <= plan.pool_bytes < plan.device_bytes
@@ -210,7 +217,7 @@ def test_no_pool_is_told_smaller_than_what_is_alive_in_it() -> None:
 
 def test_a_mark_never_reaches_a_custom_operator() -> None:
     symbol, shapes = networks.detection(batch=2, image=64, filters=16, blocks=2, scales=3)
-    plan = memonger.plan(symbol, shapes, patience=0.05)
+    plan = memonger.plan(symbol, shapes, patience=0.05, how="marks")
     assert plan.exact and plan.recomputed
     # It finds no mirror_stage to keep, and so recomputes all that it may.
     bare = memonger.make_mirror_plan(symbol, 0, shapes=shapes)
@@ -268,7 +275,7 @@ REQUESTS: dict[str, Any] = {
 def test_a_plan_is_exact_for_the_gradients_that_are_asked_for(case: str) -> None:
     symbol, shapes = small_resnet()
     grad_req = REQUESTS[case](symbol.list_arguments())
-    plan = memonger.plan(symbol, shapes, grad_req=grad_req)
+    plan = memonger.plan(symbol, shapes, grad_req=grad_req, how="marks")
     assert plan.exact
     for net, counted in ((plan.symbol, plan.counted_bytes), (symbol, plan.unplanned_bytes)):
         executor = net.simple_bind(mx.cpu(), grad_req=grad_req, **shapes)
@@ -286,10 +293,10 @@ def test_what_comes_after_a_layer_is_kept(planner: str, rules: bool) -> None:
     order = [n["name"] for n in nodes(symbol)]
     options: Any = {"planner": planner, "rules": rules}
     for until, first in (("bn8_output", "bn8"), ("fc12", "fc12")):
-        plan = memonger.plan(symbol, SHAPES, until=until, **options)
+        plan = memonger.plan(symbol, SHAPES, until=until, **{"how": "marks", **options})
         assert plan.recomputed
         assert all(order.index(name) < order.index(first) for name in plan.recomputed)
-    free = memonger.plan(symbol, SHAPES, **options)
+    free = memonger.plan(symbol, SHAPES, **{"how": "marks", **options})
     assert any(order.index(name) > order.index("fc12") for name in free.recomputed)
 
 
@@ -301,8 +308,8 @@ def test_float16_within_a_network_is_inferred_as_by_module() -> None:
         x = mx.sym.Activation(mx.sym.BatchNorm(x, name=f"bn{i}"), act_type="relu")
     x = mx.sym.Cast(mx.sym.FullyConnected(x, num_hidden=3, name="fc"), dtype="float32")
     symbol, shapes = mx.sym.SoftmaxOutput(x, name="softmax"), {"data": (4, 3, 16, 16)}
-    plan = memonger.plan(symbol, shapes)
-    same = memonger.plan(symbol, shapes, type_dict={"data": "float32"})
+    plan = memonger.plan(symbol, shapes, how="marks")
+    same = memonger.plan(symbol, shapes, type_dict={"data": "float32"}, how="marks")
     assert plan.recomputed == same.recomputed != ()
     assert (plan.pool_bytes, plan.exact) == (same.pool_bytes, True)
     assert memonger.pool_bytes(symbol, shapes=shapes) == plan.unplanned_bytes
@@ -338,10 +345,10 @@ def test_a_plan_until_a_layer_costs_no_more_than_the_whole_cut_off_there() -> No
     symbol, shapes = networks.resnet((2, 2, 2, 2), batch=8)
     until = [n["name"] for n in nodes(symbol) if n["op"] == "Convolution"][-4]
     names = [n["name"] for n in nodes(symbol)]
-    mask = np.isin(names, memonger.plan(symbol, shapes).recomputed)
+    mask = np.isin(names, memonger.plan(symbol, shapes, how="marks").recomputed)
     mask[names.index(until) :] = False
     rules = Marks(read_request(symbol, shapes), Options()).build_rules()
-    plan = memonger.plan(symbol, shapes, until=until)
+    plan = memonger.plan(symbol, shapes, until=until, how="marks")
     assert plan.exact and plan.counted_bytes < plan.candidates["no plan"]
     assert plan.counted_bytes <= rules.replay(rules.apply(mask)).pool_bytes
 
@@ -349,7 +356,7 @@ def test_a_plan_until_a_layer_costs_no_more_than_the_whole_cut_off_there() -> No
 def test_nothing_before_the_first_layer_can_be_recomputed(caplog: pytest.LogCaptureFixture) -> None:
     planned = memonger.make_mirror_plan(net(), 0, until="tanh3", shapes=SHAPES)
     assert marked(planned) == [f"{n}{i}" for i in range(4) for n in ("fc", "bn", "tanh")][:-1]
-    assert not memonger.plan(net(), SHAPES, until="fc0").recomputed
+    assert not memonger.plan(net(), SHAPES, until="fc0", how="marks").recomputed
     assert "nothing that could be recomputed comes before 'fc0'" in caplog.text
 
 
@@ -360,9 +367,9 @@ def test_devices_share_the_batch_as_module_splits_it(batch: int, devices: int, s
     """As Module splits it: of 10 among 4 devices the last gets 4 (2, 2, 2, 4)."""
     symbol, whole = small_resnet(batch)
     grad_req = as_module(symbol, whole)
-    plan = memonger.plan(symbol, whole, devices=devices, grad_req=grad_req)
+    plan = memonger.plan(symbol, whole, devices=devices, grad_req=grad_req, how="marks")
     small = {name: (share, *shape[1:]) for name, shape in whole.items()}
-    alone = memonger.plan(symbol, small, grad_req=grad_req)
+    alone = memonger.plan(symbol, small, grad_req=grad_req, how="marks")
     assert plan.pool_bytes == alone.pool_bytes
     assert plan.symbol.tojson() == alone.symbol.tojson()
     module = mx.mod.Module(plan.symbol, context=[mx.cpu(i) for i in range(devices)])

@@ -24,15 +24,15 @@ def cache_hits(caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
 
 
 def test_the_same_network_is_planned_once(cache_hits: Any) -> None:
-    first = memonger.plan(net(), SHAPES)
+    first = memonger.plan(net(), SHAPES, how="marks")
     first.symbol._set_attr(spoiled="yes")
     first.candidates.clear()
-    again = memonger.plan(net(), SHAPES)
+    again = memonger.plan(net(), SHAPES, how="marks")
     assert cache_hits() == 1
     assert "spoiled" not in again.symbol.tojson() and again.candidates
     assert again.pool_bytes == first.pool_bytes and again.recomputed == first.recomputed
     forget()
-    assert memonger.plan(net(), SHAPES).symbol.tojson() == again.symbol.tojson()
+    assert memonger.plan(net(), SHAPES, how="marks").symbol.tojson() == again.symbol.tojson()
     assert cache_hits() == 1
 
 
@@ -50,7 +50,9 @@ MORE: Any = {"patience": 0.3}  # with less, marks are the same from any known pl
 
 
 def largest_batch(net: Any) -> Any:
-    return memonger.largest_batch(net, dict.fromkeys(CELLS, (None, 6)), 3_000_000, **MORE)
+    return memonger.largest_batch(
+        net, dict.fromkeys(CELLS, (None, 6)), 3_000_000, **{"how": "marks", **MORE}
+    )
 
 
 def largest(net: Any) -> list[Any]:
@@ -60,12 +62,16 @@ def largest(net: Any) -> list[Any]:
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
-    "plan": lambda net: features(memonger.plan(net, CELLS, **MORE)),
+    "plan": lambda net: features(memonger.plan(net, CELLS, **{"how": "marks", **MORE})),
     "schedule": lambda net: features(memonger.plan(net, CELLS, how="schedule", patience=0.05)),
     "largest_batch": largest,
     "explain": lambda net: str(memonger.explain(net, CELLS)),
-    "within": lambda net: features(memonger.plan(net, CELLS, budget="60%", **MORE)),
-    "frontier": lambda net: features(*memonger.frontier(net, CELLS, points=9, **MORE)),
+    "within": lambda net: features(
+        memonger.plan(net, CELLS, budget="60%", **{"how": "marks", **MORE})
+    ),
+    "frontier": lambda net: features(
+        *memonger.frontier(net, CELLS, points=9, **{"how": "marks", **MORE})
+    ),
 }
 
 
@@ -113,7 +119,7 @@ def test_initializers_do_not_matter(cache_hits: Any) -> None:
         return S.MakeLoss(x)
 
     for address in (1, 2):
-        symbol = memonger.plan(built(address), data=(4, 256, 8), scale=(256, 8)).symbol
+        symbol = memonger.plan(built(address), data=(4, 256, 8), scale=(256, 8), how="marks").symbol
         assert f"constant_{address}" in symbol.tojson()
     assert cache_hits() == 1
 
@@ -135,11 +141,11 @@ CHANGES: dict[str, Any] = {
 
 
 def test_what_differs_is_planned_anew(cache_hits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    memonger.plan(net(), SHAPES)
+    memonger.plan(net(), SHAPES, how="marks")
     for what, change in CHANGES.items():
         change(memonger.plan)
         assert cache_hits() == 0, what
     monkeypatch.setenv("NNVM_AUTO_SEARCH_MATCH_RANGE", "1")
-    plan = memonger.plan(net(), SHAPES)
+    plan = memonger.plan(net(), SHAPES, how="marks")
     assert cache_hits() == 0
     assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=SHAPES)

@@ -134,7 +134,7 @@ def test_each_batch_in_a_page_is_planned_as_by_itself(
     options: Any, chain: Any, tmp_path: Path
 ) -> None:
     symbol, page = chain[0], tmp_path / "batch.html"
-    largest = memonger.largest_batch(symbol, OPEN, "30MB", **options)
+    largest = memonger.largest_batch(symbol, OPEN, "30MB", **{"how": "marks", **options})
     largest.report(page, network="my-symbol.json")
     data = data_of(page)
     (chosen,), batches = data["plans"], data["batches"]
@@ -151,7 +151,10 @@ def test_each_batch_in_a_page_is_planned_as_by_itself(
         assert figures[f"{of}_bytes"] <= most
     entry = batches[4]
     plan = memonger.plan(
-        symbol, dict.fromkeys(OPEN, (entry["batch"], 64)), budget="30MB", **options
+        symbol,
+        dict.fromkeys(OPEN, (entry["batch"], 64)),
+        budget="30MB",
+        **{"how": "marks", **options},
     )
     assert entry["figures"]["slowest"] == plan.slowest and "my-symbol.json" in entry["command"]
     assert entry["figures"]["time_overhead"] == plan.time_overhead
@@ -161,8 +164,11 @@ def test_each_batch_in_a_page_is_planned_as_by_itself(
 
 def test_no_batch_is_in_a_page_twice(chain: Any, tmp_path: Path) -> None:
     small = networks.chain(1, hidden=4, batch=8)[0]
-    never = memonger.largest_batch(small, {"data": (None, 4)}, 3000, **QUICK)
-    always, both = (memonger.largest_batch(chain[0], OPEN, n, **QUICK) for n in (8000, 16_000))
+    never = memonger.largest_batch(small, {"data": (None, 4)}, 3000, **{"how": "marks", **QUICK})
+    always, both = (
+        memonger.largest_batch(chain[0], OPEN, n, **{"how": "marks", **QUICK})
+        for n in (8000, 16_000)
+    )
     assert [answer.unplanned_batch for answer in (always, both)] == [0, 1]
     for largest, kinds in ((never, {"none"}), (always, {"marks"}), (both, {"none", "marks"})):
         pickle.loads(pickle.dumps(largest)).report(tmp_path / "batch.html")
@@ -176,7 +182,10 @@ def test_a_batch_at_which_nothing_fits_is_left_out(
     chain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It is left out: a search may find less than that of a larger batch."""
-    largest, solve = memonger.largest_batch(chain[0], OPEN, 16_000, **QUICK), frontier.solve
+    largest, solve = (
+        memonger.largest_batch(chain[0], OPEN, 16_000, **{"how": "marks", **QUICK}),
+        frontier.solve,
+    )
     data = []
     for lost in (0, 2):
 
@@ -208,9 +217,14 @@ def test_an_interrupted_report_of_batches_leaves_no_file(
 def test_the_python_and_the_command_in_a_page_make_its_plan(chain: Any, tmp_path: Path) -> None:
     symbol, shapes, plans, schedule = chain
     symbol.save(str(tmp_path / "net-symbol.json"))
-    smallest = memonger.plan(symbol, shapes, ctx=mx.cpu(), until="fc12", grad_req="add")
+    smallest = memonger.plan(
+        symbol, shapes, ctx=mx.cpu(), until="fc12", grad_req="add", how="marks"
+    )
     module = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
-    others = [memonger.plan(symbol, shapes, grad_req=module, budget="50%", patience=0.5), smallest]
+    others = [
+        memonger.plan(symbol, shapes, grad_req=module, budget="50%", patience=0.5, how="marks"),
+        smallest,
+    ]
     for plan in (plans[2], schedule, *others):
         page = tmp_path / "plan.html"
         plan.report(page, network=str(tmp_path / "net-symbol.json"))
@@ -236,7 +250,7 @@ def test_no_name_is_read_as_html(tmp_path: Path) -> None:
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name=NASTY)
     for k in range(6):
         x = mx.sym.Activation(x, act_type="tanh", name=f"{NASTY}{k}")
-    plan = memonger.plan(mx.sym.MakeLoss(x), data=(8, 4))
+    plan = memonger.plan(mx.sym.MakeLoss(x), data=(8, 4), how="marks")
     plan.report(tmp_path / "nasty.html", network=NASTY)
     text = (tmp_path / "nasty.html").read_text(encoding="utf-8")
     assert "onerror" not in text and "<img" not in text
@@ -253,7 +267,7 @@ def test_a_page_loads_nothing_from_elsewhere(chain: Any, tmp_path: Path) -> None
 
 
 def test_a_plan_of_a_large_network_adds_little_to_a_page(tmp_path: Path) -> None:
-    plans = memonger.frontier(*networks.model_zoo("resnet50_v1", 8), points=8)
+    plans = memonger.frontier(*networks.model_zoo("resnet50_v1", 8), points=8, how="marks")
     plans[-1].report(tmp_path / "one.html")
     plans.report(tmp_path / "all.html")
     one, all_ = ((tmp_path / name).stat().st_size for name in ("one.html", "all.html"))
@@ -285,11 +299,11 @@ def test_a_file_that_is_there_is_kept_until_the_new_one_is_whole(
 
 def test_plans_that_do_not_belong_together_are_refused(chain: Any, tmp_path: Path) -> None:
     symbol, shapes, plans, _ = chain
-    other = memonger.plan(*networks.chain(4, hidden=8, batch=8))
-    half = memonger.plan(symbol, dict.fromkeys(shapes, (2048, 64)))
-    on_cpu = memonger.plan(symbol, shapes, ctx=mx.cpu())
-    added = memonger.plan(symbol, shapes, grad_req="add")
-    for_t4 = memonger.plan(symbol, shapes, gpu="T4")
+    other = memonger.plan(*networks.chain(4, hidden=8, batch=8), how="marks")
+    half = memonger.plan(symbol, dict.fromkeys(shapes, (2048, 64)), how="marks")
+    on_cpu = memonger.plan(symbol, shapes, ctx=mx.cpu(), how="marks")
+    added = memonger.plan(symbol, shapes, grad_req="add", how="marks")
+    for_t4 = memonger.plan(symbol, shapes, gpu="T4", how="marks")
     same = mx.sym.load_json(symbol.tojson().replace('"tanh"', '"sigmoid"'))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"others": ["plan"]}, "others: element 0 is 'plan'; give Plans"),
@@ -298,7 +312,10 @@ def test_plans_that_do_not_belong_together_are_refused(chain: Any, tmp_path: Pat
         ({"others": [on_cpu]}, "others: plan 0 is for another device"),
         ({"others": [added]}, "others: plan 0 is for other gradients"),
         ({"others": [for_t4]}, "others: plan 0 is for the times of another GPU"),
-        ({"others": [memonger.plan(same, shapes)]}, "others: plan 0 is of another network"),
+        (
+            {"others": [memonger.plan(same, shapes, how="marks")]},
+            "others: plan 0 is of another network",
+        ),
         ({"others": 7}, "others=7: give Plans"),
         ({"budget": "lots"}, "budget='lots' cannot be read; give"),
         ({"network": 7}, "network=7: give the name of the network's file"),

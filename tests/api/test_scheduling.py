@@ -35,7 +35,7 @@ def planned(network: Network, **options: Any) -> memonger.Plan:
 
 def test_more_work_saves_more_memory() -> None:
     network = layers(48)
-    marks = memonger.plan(*network, grad_req=as_module(*network))
+    marks = memonger.plan(*network, grad_req=as_module(*network), how="marks")
     plans = [planned(network, work=work) for work in (1.5, 2.0, 3.0, None)]
     assert all(p.exact and isinstance(p.symbol, ScheduledSymbol) for p in plans)
     assert all(p.recompute_overhead <= w - 1 for p, w in zip(plans, (1.5, 2.0, 3.0)))
@@ -51,12 +51,15 @@ def test_more_work_saves_more_memory() -> None:
 def test_another_schedule_stands_in_for_one_that_would_round_otherwise(seed: int) -> None:
     symbol, shapes = drawn(seed)
     options: Any = {"ctx": mx.cpu(), "how": "schedule"}
-    plans = [memonger.plan(symbol, shapes, work=work, **options) for work in (1.5, 3.0, None)]
+    plans = [
+        memonger.plan(symbol, shapes, work=work, **{"how": "marks", **options})
+        for work in (1.5, 3.0, None)
+    ]
     taken = [plans[0].unplanned_device_bytes, *[plan.device_bytes for plan in plans]]
     assert taken == sorted(taken, reverse=True) and taken[-1] < taken[0]
-    for plan in memonger.frontier(symbol, shapes, **options):
+    for plan in memonger.frontier(symbol, shapes, **{"how": "marks", **options}):
         assert plan.device_bytes <= taken[0]
-    budgeted = memonger.plan(symbol, shapes, budget="85%", **options)
+    budgeted = memonger.plan(symbol, shapes, budget="85%", **{"how": "marks", **options})
     assert budgeted.device_bytes <= taken[0] and budgeted.pool_bytes < plans[0].unplanned_bytes
 
 
@@ -129,6 +132,6 @@ def test_a_scheduled_symbol_is_planned_anew_without_its_schedule() -> None:
     symbol, shapes = layers()
     first = planned((symbol, shapes), work=2.0)
     assert not isinstance(memonger.unplan(first.symbol), ScheduledSymbol)
-    marks = memonger.plan(first.symbol, shapes)
-    assert marks.pool_bytes == memonger.plan(symbol, shapes).pool_bytes
+    marks = memonger.plan(first.symbol, shapes, how="marks")
+    assert marks.pool_bytes == memonger.plan(symbol, shapes, how="marks").pool_bytes
     assert not isinstance(marks.symbol, ScheduledSymbol)

@@ -42,7 +42,7 @@ def kb_of_a_node() -> list[float]:
     for layers in (1, 8):
         gc.collect()
         before = process_mb()
-        plan = memonger.plan(many_nodes(layers), data=(1, 128, 32, 32), patience=0.002)
+        plan = memonger.plan(many_nodes(layers), data=(1, 128, 32, 32), patience=0.002, how="marks")
         assert plan.recomputed
         del plan
     gc.collect()
@@ -104,12 +104,12 @@ def test_a_device_has_the_pool_and_the_arrays_of_a_chain() -> None:
     """Results of 275 pages; weights of 4.6 MB take 6 MB, biases of 4400 bytes two pages."""
     symbol, shapes = networks.chain(depth=12, hidden=1100, batch=256)
     result, layer = 275 * 4 * KB, 6 * MB + 8 * KB
-    plan = memonger.plan(symbol, shapes)
+    plan = memonger.plan(symbol, shapes, how="marks")
     assert plan.recomputed and plan.pool_bytes % result == 0
     inputs = 2 * result
     assert plan.device_bytes == plan.pool_bytes + 2 * (12 * layer + inputs)
     request = {n: "null" if n in shapes else "write" for n in symbol.list_arguments()}
-    plan = memonger.plan(symbol, shapes, grad_req=request)
+    plan = memonger.plan(symbol, shapes, grad_req=request, how="marks")
     assert plan.device_bytes == plan.pool_bytes + 2 * 12 * layer + inputs
 
 
@@ -122,7 +122,7 @@ def test_auxiliary_states_and_gradients_of_outputs() -> None:
         (mx.sym.MakeLoss(x), 0),
         (mx.sym.Group([mx.sym.MakeLoss(x), mx.sym.BlockGrad(x)]), 0),
     ):
-        plan = memonger.plan(net, data=(256, 1024))
+        plan = memonger.plan(net, data=(256, 1024), how="marks")
         assert plan.device_bytes - plan.pool_bytes == arrays + more
 
 

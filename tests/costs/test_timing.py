@@ -158,7 +158,7 @@ def test_planning_runs_no_operator_and_finds_the_same_everywhere(tmp_path: Path)
     profile = str(tmp_path / "profile.json")
     plans, ran, grown = planned.elsewhere(plan_elsewhere, profile, **settings)[0]
     mx.nd.dot(mx.nd.ones((256, 256)), mx.nd.ones((256, 256))).wait_to_read()
-    plan = memonger.plan(*networks.chain(4, hidden=8, batch=64), patience=0.01)
+    plan = memonger.plan(*networks.chain(4, hidden=8, batch=64), patience=0.01, how="marks")
     assert plan.predict_time(measure=True) != plan.time_overhead
     assert plans == found_plans() and all(added for added, *_ in plans)
     assert not ran
@@ -173,15 +173,15 @@ def test_a_gpu_that_is_not_here_has_the_times_of_its_data_sheet(caplog: Any) -> 
     caplog.set_level("INFO", "memonger")
     symbol, shapes = networks.chain(12, hidden=32, batch=4096)
     options: Any = {"budget": "80%", "how": "schedule", "patience": 0.02}
-    usual = memonger.plan(symbol, shapes, ctx="gpu", **options)
+    usual = memonger.plan(symbol, shapes, ctx="gpu", **{"how": "marks", **options})
     assert "times from the data sheet of 'V100'; set gpu= for another" in caplog.text
     assert usual.options["gpu"] == "V100" and "is added, as predicted for V100" in str(usual)
-    named = memonger.plan(symbol, shapes, ctx="gpu", gpu="L4", **options)
+    named = memonger.plan(symbol, shapes, ctx="gpu", gpu="L4", **{"how": "marks", **options})
     assert named.time_overhead != usual.time_overhead and "predicted for L4" in str(named)
-    frontier = memonger.frontier(symbol, shapes, gpu="L4", patience=0.02)
-    alone = memonger.plan(symbol, shapes, gpu="L4", patience=0.02)
+    frontier = memonger.frontier(symbol, shapes, gpu="L4", patience=0.02, how="marks")
+    alone = memonger.plan(symbol, shapes, gpu="L4", patience=0.02, how="marks")
     assert alone.predict_time() == pytest.approx(frontier[-1].time_overhead, rel=0.2)
-    on_cpu = memonger.plan(symbol, shapes, **options)
+    on_cpu = memonger.plan(symbol, shapes, **{"how": "marks", **options})
     assert on_cpu.options.get("gpu") is None and on_cpu.time_overhead != usual.time_overhead
 
 

@@ -89,7 +89,11 @@ def plans(dry: DryRun, symbol: Any, shapes: Any, settings: Any) -> None:
     for fusion, options in settings:
         os.environ["MXNET_USE_FUSION"] = fusion
         requests = as_module(symbol, shapes)
-        dry.emit(memonger.plan(symbol, shapes, grad_req=requests, ctx=mx.gpu(0), **options))
+        dry.emit(
+            memonger.plan(
+                symbol, shapes, grad_req=requests, ctx=mx.gpu(0), **{"how": "marks", **options}
+            )
+        )
 
 
 # -- what is seen -----------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def planned(loss: bool = True) -> Any:
 
 @functools.lru_cache(None)
 def with_marks(loss: bool = True) -> Any:
-    plan = memonger.plan(net(loss), data=SHAPES["data"])
+    plan = memonger.plan(net(loss), data=SHAPES["data"], how="marks")
     assert plan.recomputed and plan.pool_bytes < plan.unplanned_bytes
     return plan.symbol
 

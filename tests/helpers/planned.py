@@ -153,7 +153,9 @@ def as_module(symbol: Any, shapes: Any) -> dict[str, str]:
 
 def module_plan(symbol: Any, shapes: Any, **options: Any) -> memonger.Plan:
     """Return the plan for a network that is trained by Module."""
-    return memonger.plan(symbol, shapes, grad_req=as_module(symbol, shapes), **options)
+    return memonger.plan(
+        symbol, shapes, grad_req=as_module(symbol, shapes), **{"how": "marks", **options}
+    )
 
 
 def is_trainable(symbol: Any, shapes: Any) -> bool:

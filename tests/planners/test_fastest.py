@@ -46,14 +46,14 @@ def test_all_of_it_recomputes_nothing(
 
 def test_a_budget_that_cannot_be_met() -> None:
     with pytest.raises(BudgetError) as caught:
-        memonger.plan(net(), SHAPES, budget="1%")
+        memonger.plan(net(), SHAPES, budget="1%", how="marks")
     message, least = str(caught.value), caught.value.least_bytes
     assert str(least) in message and "Its peak of " in message
     assert "No plan can do with less than " in message and " for the gradient of " in message
-    fitting = memonger.plan(net(), SHAPES, budget=least)
+    fitting = memonger.plan(net(), SHAPES, budget=least, how="marks")
     assert fitting.pool_bytes == least
     with pytest.raises(BudgetError):
-        memonger.plan(net(), SHAPES, budget=least - 1)
+        memonger.plan(net(), SHAPES, budget=least - 1, how="marks")
 
 
 @pytest.mark.full_search
@@ -64,14 +64,14 @@ def test_the_least_does_not_depend_on_the_budget() -> None:
     for share in (0.01, 0.85, 0.93, 0.999):
         with pytest.raises(BudgetError) as caught:
             budget = int(share * least[0]) if least else 1000
-            memonger.plan(symbol, shapes, budget=budget, patience=0.05)
+            memonger.plan(symbol, shapes, budget=budget, patience=0.05, how="marks")
         least.append(caught.value.least_bytes)
     assert len({*least}) == 1
 
 
 def test_a_budget_of_the_device_counts_the_optimizer() -> None:
     symbol = net()
-    planned = functools.partial(memonger.plan, symbol, SHAPES, budget_of="device")
+    planned = functools.partial(memonger.plan, symbol, SHAPES, budget_of="device", how="marks")
     plain = planned(budget=1.0)
     sizes = zip(symbol.list_arguments(), symbol.infer_shape(**SHAPES)[0])
     learned = sum(int(np.prod(s)) for name, s in sizes if name not in SHAPES)
@@ -86,10 +86,10 @@ def test_a_budget_of_the_device_counts_the_optimizer() -> None:
 def test_one_search_for_all_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = press_ctrl_c(monkeypatch)
     for budget in (0.9, 0.7, 0.5):
-        memonger.plan(net(), SHAPES, budget=budget)
-    memonger.frontier(net(), SHAPES, points=3)
+        memonger.plan(net(), SHAPES, budget=budget, how="marks")
+    memonger.frontier(net(), SHAPES, points=3, how="marks")
     assert len(begun) == 1
-    memonger.plan(net(), {"data": (5, 3, 64, 64)}, budget=0.7)
+    memonger.plan(net(), {"data": (5, 3, 64, 64)}, budget=0.7, how="marks")
     assert len(begun) == 2
 
 
@@ -115,7 +115,7 @@ def test_a_frontier_has_plans_that_nothing_beats(how: str) -> None:
         assert again.pool_bytes <= p.pool_bytes
         assert again.time_overhead <= p.time_overhead * (1 + 1e-9)
     if how == "marks":
-        assert pools[-1] <= memonger.plan(net(), SHAPES).pool_bytes
+        assert pools[-1] <= memonger.plan(net(), SHAPES, how="marks").pool_bytes
 
 
 def test_auto_takes_marks_where_there_is_no_schedule(caplog: pytest.LogCaptureFixture) -> None:
@@ -125,7 +125,7 @@ def test_auto_takes_marks_where_there_is_no_schedule(caplog: pytest.LogCaptureFi
     x = mx.sym.contrib.foreach(lambda row, state: (row, state), x, [])[0]
     symbol, shapes = mx.sym.LinearRegressionOutput(x, name="out"), {"data": (512, 64)}
     caplog.set_level("INFO")
-    marks: Any = memonger.plan(symbol, shapes, budget=0.8)
+    marks: Any = memonger.plan(symbol, shapes, budget=0.8, how="marks")
     auto: Any = memonger.plan(symbol, shapes, how="auto", budget=0.8)
     assert auto.symbol.tojson() == marks.symbol.tojson() and auto.recomputed
     plans = memonger.frontier(symbol, shapes, how="auto")
@@ -142,7 +142,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(helps: bool) -> None:
     """Where no plan saves anything, it is the batch that fits without."""
     small = networks.chain(1, hidden=4, batch=8)[0]
     symbol, budget, *shape = (net(), 60_000_000, 3, 64, 64) if helps else (small, 3000, 4)
-    largest = memonger.largest_batch(symbol, {"data": (None, *shape)}, budget)
+    largest = memonger.largest_batch(symbol, {"data": (None, *shape)}, budget, how="marks")
     assert largest.plan.pool_bytes <= budget and bool(largest.plan.recomputed) == helps
     assert (largest.batch > largest.unplanned_batch > 0) == helps
     assert (
@@ -162,16 +162,19 @@ def test_a_wrong_call_of_largest_batch_is_refused() -> None:
         ({"data": 4}, "1GB", "a shape is a tuple"),
     ):
         with pytest.raises(memonger.MemongerError, match=words):
-            memonger.largest_batch(net(), shapes, budget)
+            memonger.largest_batch(net(), shapes, budget, how="marks")
 
 
 def test_the_largest_batch_reads_an_iterators_layouts() -> None:
     """Its layouts tell where the batch goes; how large it was does not count."""
     described = [mx.io.DataDesc("data", (2, 3, 64, 64)), mx.io.DataDesc("softmax_label", (2,))]
-    largest = memonger.largest_batch(net(), described, "60MB")
-    assert largest[::2] == memonger.largest_batch(net(), BATCHES, "60MB")[::2]
+    largest = memonger.largest_batch(net(), described, "60MB", how="marks")
+    assert largest[::2] == memonger.largest_batch(net(), BATCHES, "60MB", how="marks")[::2]
     half = [mx.io.DataDesc("data", (None, 3, 64, 64), "float16")]
-    assert memonger.largest_batch(net(), half, "60MB").unplanned_batch > largest.unplanned_batch
+    assert (
+        memonger.largest_batch(net(), half, "60MB", how="marks").unplanned_batch
+        > largest.unplanned_batch
+    )
 
 
 def test_auto_takes_the_faster_way() -> None:

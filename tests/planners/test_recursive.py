@@ -274,7 +274,7 @@ def test_never_worse_than_what_is_known() -> None:
     """Marks are a schedule too: the best of both is taken."""
     symbol, shapes = NETWORKS["resnet"]()
     search = ScheduleSearch(work_of(symbol, shapes), EFFORT.times(0.001))
-    plan, names = memonger.plan(symbol, shapes), names_of(search)
+    plan, names = memonger.plan(symbol, shapes, how="marks"), names_of(search)
     marked = of_marks(search.workload, np.isin(names, plan.recomputed))
     best = search.least_memory(2.0, [("marks", marked)])
     assert plan.recomputed and best.pool_bytes <= search.evaluate(marked).pool_bytes

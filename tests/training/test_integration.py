@@ -14,7 +14,7 @@ from planned import assert_alike, marked, nodes
 
 
 def checked(symbol: Any, shapes: Any, types: Any = None, **options: Any) -> memonger.Plan:
-    plan = memonger.plan(symbol, shapes, type_dict=types, **options)
+    plan = memonger.plan(symbol, shapes, type_dict=types, **{"how": "marks", **options})
     assert plan.recomputed and plan.pool_bytes < plan.unplanned_bytes
     assert_alike(symbol, plan.symbol, shapes, type_dict=types)
     return plan
@@ -43,7 +43,7 @@ def test_a_gluon_block_that_was_cast_is_planned_in_its_type(how: str) -> None:
     assert {array.dtype for array in weights.values()} == {np.float64}
     types[net.list_arguments()[1]] = "float32"
     with pytest.raises(memonger.MemongerError, match="the types do not fit"):
-        memonger.plan(net, shapes, type_dict=types)
+        memonger.plan(net, shapes, type_dict=types, how="marks")
 
 
 def test_types_of_variables_stay_where_nothing_contradicts() -> None:
@@ -52,12 +52,12 @@ def test_types_of_variables_stay_where_nothing_contradicts() -> None:
         old = mx.sym.Variable(f"old{k}", dtype="float16")
         x = mx.sym.Activation(mx.sym.FullyConnected(x, old, num_hidden=16, no_bias=True), "tanh")
     shapes = {"free": (512, 16)}
-    plan = memonger.plan(x, shapes, type_dict={"old0": "float32"}, patience=0.02)
+    plan = memonger.plan(x, shapes, type_dict={"old0": "float32"}, patience=0.02, how="marks")
     kept = {name: a.get("__dtype__") for name, a in plan.symbol.attr_dict().items()}
     assert [kept["free"], kept.get("old0"), kept.get("old5")] == ["1", None, None]
     contradicted = dict.fromkeys(("old0", "old5"), "float16")
     with pytest.raises(memonger.MemongerError, match="the types do not fit"):
-        memonger.plan(x, shapes, type_dict=contradicted, patience=0.02)
+        memonger.plan(x, shapes, type_dict=contradicted, patience=0.02, how="marks")
 
 
 @pytest.mark.parametrize("stage", ["one", "two"])

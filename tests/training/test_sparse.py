@@ -100,7 +100,7 @@ def test_sparse_operators_train_by_marks_as_they_are(name: str, tmp_path: Any) -
         network = make()
     shapes = {"data": batch(network, 0).data[0].shape}
     options: Any = {"how": "auto", "budget": "97%", "patience": 0.05}
-    plan = memonger.plan(network, shapes, grad_req=learned(network), **options)
+    plan = memonger.plan(network, shapes, grad_req=learned(network), **{"how": "marks", **options})
     assert plan.schedule is None and plan.exact
     assert plan.pool_bytes < plan.unplanned_bytes
     assert marked(plan.symbol) and not {*marked(plan.symbol)} & {*kept}
@@ -118,13 +118,15 @@ def test_memory_is_replayed_without_sparse_arrays(name: str) -> None:
     network = NETWORKS[name][0]()
     shapes = {"data": (4096, batch(network, 0).data[0].shape[1])}
     for grad_req in ("write", learned(network)):
-        assert memonger.plan(network, shapes, grad_req=grad_req, patience=0.05).exact
+        assert memonger.plan(network, shapes, grad_req=grad_req, patience=0.05, how="marks").exact
 
 
 def test_a_gradient_in_rows_takes_no_memory_that_is_known() -> None:
     size = 4 * COLUMNS * 64
     plans = [
-        memonger.plan(looked_up(sparse_grad), {"data": (BATCH, WORDS)}, patience=0.05, ctx="cpu")
+        memonger.plan(
+            looked_up(sparse_grad), {"data": (BATCH, WORDS)}, patience=0.05, ctx="cpu", how="marks"
+        )
         for sparse_grad in (False, True)
     ]
     dense, sparse = [plan.unplanned_device_bytes - plan.unplanned_bytes for plan in plans]

@@ -51,7 +51,7 @@ def test_the_plan_of_the_original_is_the_recorded_one(name: str) -> None:
 @pytest.mark.parametrize("name", BOUND)
 def test_what_a_plan_tells_is_what_mxnet_binds(name: str) -> None:
     symbol, shapes = LARGE[name]()
-    plan = memonger.plan(symbol, shapes, **QUICK)
+    plan = memonger.plan(symbol, shapes, **{"how": "marks", **QUICK})
     assert plan.exact and plan.counted_bytes < plan.candidates["no plan"]
     for net, predicted in (symbol, plan.candidates["no plan"]), (plan.symbol, plan.counted_bytes):
         bound = read_planned_mb(bind(net, forward(net, shapes), mx.cpu()))
@@ -60,7 +60,7 @@ def test_what_a_plan_tells_is_what_mxnet_binds(name: str) -> None:
 
 def test_fusion_of_before_1_9_is_not_told_exactly(caplog: pytest.LogCaptureFixture) -> None:
     symbol, shapes = SMALL["resnet"]()
-    memonger.plan(symbol, shapes, ctx="gpu", **QUICK)
+    memonger.plan(symbol, shapes, ctx="gpu", **{"how": "marks", **QUICK})
     assert ("in another way than 1.9" in caplog.text) == (VERSION < 10900)
 
 
