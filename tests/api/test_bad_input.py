@@ -172,7 +172,7 @@ ELSEWHERE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (memonger.frontier, {"patienc": 2}, "frontier: unknown option 'patienc'; did you mean"),
     (memonger.frontier, {"budget": "60%"}, "frontier takes no budget=; give it to memonger.plan"),
     (memonger.frontier, {"kept_copies": True}, "kept_copies= was removed"),
-    (memonger.largest_batch, {"how": "marks"}, "largest_batch takes no how=; give it to"),
+    (memonger.largest_batch, {"work": 2.0}, "largest_batch takes no work=; give it to"),
     (memonger.largest_batch, {"data": (2, 3)}, "unknown option 'data'"),
     (memonger.largest_batch, {"kept_copies": True}, "kept_copies= was removed"),
 ]
