@@ -57,4 +57,4 @@ def said_by_mxnet(error: BaseException | str) -> str:
 
 def in_words(nbytes: float) -> str:
     """Return bytes in MB (2**20 bytes), or in KB (2**10 bytes) below one MB."""
-    return f"{nbytes / KB:.1f} KB" if 0 < abs(nbytes) < MB else f"{nbytes / MB:.1f} MB"
+    return f"{nbytes / KB:.1f} KB" if abs(nbytes) < MB else f"{nbytes / MB:.1f} MB"

@@ -205,7 +205,8 @@ def test_the_command_takes_patterns(tmp_path: Path, capsys: pytest.CaptureFixtur
 
     file = str(tmp_path / "net-symbol.json")
     net().save(file)
-    words = ["plan", file, "--shape", "data=4,3,32,32", "--json", "--keep", "stage1_*"]
+    words = ["plan", file, "--shape", "data=4,3,32,32", "--json", "--how", "marks"]
+    words += ["--keep", "stage1_*"]
     assert main([*words, "--keep", "::FullyConnected", "--recompute", "stage3_*::BatchNorm"]) == 0
     figures = json.loads(capsys.readouterr().out)
     keep = ["stage1_*", "::FullyConnected"]
