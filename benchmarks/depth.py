@@ -36,7 +36,8 @@ def of_depth(depth: int, options: argparse.Namespace) -> dict[str, Any]:
     requests = as_module_does(symbol, shapes)
     figures: dict[str, Any] = {"depth": depth, "none": memonger.get_cost(symbol, shapes=shapes)}
     if options.marks:
-        marks = memonger.plan(symbol, shapes, patience=options.patience, grad_req=requests)
+        keywords = {"patience": options.patience, "grad_req": requests}
+        marks = memonger.plan(symbol, shapes, how="marks", **keywords)
         figures["marks"] = marks.pool_bytes / MB
     figures["schedules"] = []
     for work in map(as_plan_takes_it, options.work):

@@ -151,7 +151,7 @@ def write_symbol(folder: Path, name: str, symbol: Any) -> None:
 
 def plan_ours(folder: Path) -> None:
     symbol, shapes = read(folder)
-    plan = memonger.plan(symbol, shapes, patience=patience_of(folder))  # binds to confirm
+    plan = memonger.plan(symbol, shapes, how="marks", patience=patience_of(folder))
     write_symbol(folder, "ours", plan.symbol)
     (folder / "work.json").write_text(json.dumps({"recomputed": plan.recompute_overhead}))
 

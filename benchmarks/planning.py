@@ -59,7 +59,7 @@ def plan(symbol: Any, shapes: Any, **options: Any) -> dict[str, int]:
 
 STEPS: dict[str, Callable[..., Any]] = {
     "nine binds": bind,
-    "marks": plan,
+    "marks": functools.partial(plan, how="marks"),
     "schedule": functools.partial(plan, how="schedule", work=2.0),
 }
 

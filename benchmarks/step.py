@@ -119,7 +119,7 @@ def plans(
 ) -> dict[str, memonger.Plan]:
     """Plans by name, as Module binds: without gradients of inputs."""
     asked: dict[str, Any] = {"grad_req": as_module_does(symbol, shapes), "patience": patience}
-    found = {"marks": memonger.plan(symbol, shapes, **asked)}
+    found = {"marks": memonger.plan(symbol, shapes, how="marks", **asked)}
     for limit in limits:
         found[f"R = {limit:g}"] = memonger.plan(
             symbol, shapes, how="schedule", work=as_plan_takes_it(limit), **asked

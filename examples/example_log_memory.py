@@ -106,7 +106,7 @@ def measure(depths: Sequence[int], hidden: int, batch: int) -> Dict[str, List[fl
     found: Dict[str, List[float]] = {}
     for depth in depths:
         symbol = network(depth, hidden)
-        marks = planned(symbol, batch)
+        marks = planned(symbol, batch, how="marks")
         for name, nbytes in (
             ("no plan", marks.unplanned_bytes),
             ("marks", marks.pool_bytes),
@@ -178,7 +178,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     options = parser.parse_args(arguments)
 
     symbol = network(options.layers, options.hidden)
-    marks = planned(symbol, options.batch)
+    marks = planned(symbol, options.batch, how="marks")
     print(f"no plan         {marks.unplanned_bytes / MB:8.1f} MB")
     print(f"smallest marks  {marks.pool_bytes / MB:8.1f} MB", flush=True)
     plan = planned(symbol, options.batch, how="schedule", budget=int(options.budget * MB))
