@@ -62,13 +62,13 @@ WAYS = {
     "no plan": Way(),
     f"{MIRROR}=1": Way(settings={MIRROR: "1"}),
     "original's plan": Way({"planner": "chen2016", "rules": False}),
-    "marks": Way({}),
-    "marks, 60 %": Way({"budget": 0.6}),
+    "marks": Way({"how": "marks"}),
+    "marks, 60 %": Way({"how": "marks", "budget": 0.6}),
     "schedule, R = 2": Way({"how": "schedule", "work": 2.0}),
     "schedule, R = 3": Way({"how": "schedule", "work": 3.0}),
     "2 smaller batches": Way(parts=2),
     "4 smaller batches": Way(parts=4),
-    "2 smaller batches, marks": Way({}, parts=2),
+    "2 smaller batches, marks": Way({"how": "marks"}, parts=2),
 }
 
 

@@ -41,7 +41,7 @@ class Alive(NamedTuple):
 class Explanation(NamedTuple):
     """The memory of a training step, in bytes, tensor by tensor.
 
-    All but ``pool_bytes`` is counted operator by operator, as if pointwise fusion were off.
+    It is counted operator by operator, as if pointwise fusion were off.
 
     Attributes
     ----------

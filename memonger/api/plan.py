@@ -62,8 +62,9 @@ class Plan(Reported):
         What MXNet allocates on the device (a GPU, where none was given): the pool, inputs,
         parameters, the gradients of ``grad_req``, auxiliary states, ``held_bytes`` and
         ``temporary_bytes``, each rounded as MXNet rounds it. Not in it: the state of an optimiser,
-        cuDNN's workspaces, what CUDA takes for itself. Unless ``ctx`` is a GPU, pointwise fusion is
-        not in it either, with which ``copies`` take memory of their own (ResNet-50 v1: 9 % more).
+        cuDNN's workspaces, what CUDA takes for itself. Unless ``ctx`` is a GPU that is there
+        (``mx.gpu(0)``), marks are counted without pointwise fusion, with which the ``copies`` of a
+        plan for any device take memory of their own (ResNet-50 v1: 9 % more).
     held_bytes : int
         What operators hold beside the pool, with a plan or without: the reserve spaces of ``RNN``
         (cuDNN's as they were once measured). What the operators of oneDNN (MKLDNN) hold on the CPU
@@ -75,11 +76,11 @@ class Plan(Reported):
     kept, recomputed : tuple of str
         Names of the operators, in execution order.
     copies : tuple of str
-        Names of nodes that were added to save a recomputed operator's result, or a sum unfused.
+        Names of nodes that were added to save a recomputed operator's result.
     planner : str
         Where it comes from: one of ``candidates``, 'no plan' if none is better than the network.
     candidates : dict
-        The cost of each candidate in bytes, as MXNet counts; with pointwise fusion where it is on.
+        The cost of each candidate in bytes, as MXNet counts.
     exact : bool
         Whether the memory was replayed to the byte and agreed with MXNet. Otherwise the replay is
         an estimate, corrected to the MB (2**20 bytes) that MXNet reports when it binds the plan.

@@ -112,9 +112,9 @@ def plan(
         'any'. ``mx.gpu(0)`` must be there, and MXNet binds the plan on it. With 'gpu' nothing is
         bound on a GPU. A plan for 'any' is right on every device, and its times are those of a CPU
         (or see ``gpu``). One for 'cpu' leaves cuDNN's BatchNorm on, and does not hold for a GPU.
-        For a GPU, memory is predicted with pointwise fusion (``MXNET_USE_FUSION``) as it is set,
-        and saved results cost nothing more with it; on a CPU such a plan may round differently from
-        the network without it.
+        Marks for a GPU save results where pointwise fusion (``MXNET_USE_FUSION``) leaves them
+        alone; their memory is predicted without fusion, unless MXNet binds them on a GPU. On a CPU
+        such a plan may round differently from the network without it.
     planner : {'smallest', 'chen2016'}
         'smallest' searches for the least memory, and takes nothing worse than no plan or than the
         original's plan with the rules. 'chen2016' is the original algorithm, on the marks of the

@@ -125,7 +125,7 @@ void lead_layouts(
     *entries = find_read_entries(memory, t, recomputed);
     Memory then = *memory;
     Int32s planned, block;
-    allocate(memory, t, &(Fused){0}, recomputed, order, reads, 0, INFINITY, &planned);
+    allocate(memory, t, recomputed, order, reads, 0, INFINITY, &planned);
     add_in_place(memory, t, recomputed, order, layouts->adding, planned, &block);
     int64_t *now = ZEROS(memory, int64_t, outputs);
     State s = {

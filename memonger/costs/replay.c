@@ -217,31 +217,11 @@ static inline void plan_row(Pool *p, const bool *recomputed, int32_t row)
         free_read(p, out, 0);
 }
 
-/* Plans the memory of a fused operator: each output may take the memory of each input. */
-static inline void plan_fused(Pool *p, const Fused *f, int32_t k)
-{
-    const GraphArrays *t = p->t;
-    int32_t first = f->out_start.at[k], last = f->out_start.at[k + 1];
-    for (int32_t j = f->read_start.at[k]; j < f->read_start.at[k + 1]; j++)
-        for (int32_t o = first, in = f->read.at[j]; o < last; o++) {
-            int32_t out = f->out.at[o];
-            if (t->rank.at[in] == t->rank.at[out] && t->itemsize.at[in] == t->itemsize.at[out])
-                take_over(p, out, in, false);
-        }
-    for (int32_t o = first; o < last; o++)
-        get_block(p, f->by_size.at[o]);
-    for (int32_t j = f->read_start.at[k]; j < f->read_start.at[k + 1]; j++)
-        free_read(p, f->read.at[j], 1);
-    for (int32_t o = first; o < last; o++)
-        free_read(p, f->out.at[o], 0);
-}
-
 int64_t allocate(
-    Memory *memory, const GraphArrays *t, const Fused *fused, Bools recomputed, Int32s order,
-    Int32s reads, int64_t match_range, double limit, Int32s *block)
+    Memory *memory, const GraphArrays *t, Bools recomputed, Int32s order, Int32s reads,
+    int64_t match_range, double limit, Int32s *block)
 {
     int32_t entries = (int32_t)t->elements.count, ranks = (int32_t)t->sizes.count;
-    int32_t rows = (int32_t)t->variable.count;
     const int64_t *sizes = t->sizes.at;
     *block = int32s(memory, entries);
     Memory then = *memory;
@@ -272,9 +252,7 @@ int64_t allocate(
     }
     for (int64_t i = 0; i < order.count && !(p.bytes > limit); i++) {
         int32_t row = order.at[i];
-        if (row >= rows)
-            plan_fused(&p, fused, row - rows);
-        else if (!t->variable.at[row])
+        if (!t->variable.at[row])
             plan_row(&p, recomputed.at, row);
     }
     give_back(memory, then);
@@ -282,14 +260,14 @@ int64_t allocate(
 }
 
 int64_t allocate_least(
-    Memory *memory, const GraphArrays *t, const Fused *fused, Bools recomputed, Int32s order,
-    Int32s reads, Int64s match_ranges, double limit, Int32s *block)
+    Memory *memory, const GraphArrays *t, Bools recomputed, Int32s order, Int32s reads,
+    Int64s match_ranges, double limit, Int32s *block)
 {
     int64_t least = 0;
     for (int64_t k = 0; k < match_ranges.count; k++) {
         Int32s blocks;
         int64_t range = match_ranges.at[k];
-        int64_t pool = allocate(memory, t, fused, recomputed, order, reads, range, limit, &blocks);
+        int64_t pool = allocate(memory, t, recomputed, order, reads, range, limit, &blocks);
         if (k == 0 || pool < least) {
             least = pool;
             *block = blocks;

@@ -29,23 +29,16 @@ static inline int32_t find_row(const GraphArrays *t, const bool *recomputed, int
 KERNEL void order_and_reads(
     Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *order, Int32s *reads);
 
-/* Fused operators, which are rows behind the others; entries are those of what is fused. */
-typedef struct {
-    Int32s out_start, out;   /* the entries that each makes */
-    Int32s by_size;          /* these entries as they get memory: the largest first */
-    Int32s read_start, read; /* the entries that each reads */
-} Fused;
-
 /* Returns the bytes of the pool, 4 to an element, and the block of each entry; ends beyond
  * ``limit``. A match range of 0 uses no block twice. */
 KERNEL int64_t allocate(
-    Memory *memory, const GraphArrays *t, const Fused *fused, Bools recomputed, Int32s order,
-    Int32s reads, int64_t match_range, double limit, Int32s *block);
+    Memory *memory, const GraphArrays *t, Bools recomputed, Int32s order, Int32s reads,
+    int64_t match_range, double limit, Int32s *block);
 
 /* As allocate, with the match range that MXNet takes: the best, of equals the first. */
 KERNEL int64_t allocate_least(
-    Memory *memory, const GraphArrays *t, const Fused *fused, Bools recomputed, Int32s order,
-    Int32s reads, Int64s match_ranges, double limit, Int32s *block);
+    Memory *memory, const GraphArrays *t, Bools recomputed, Int32s order, Int32s reads,
+    Int64s match_ranges, double limit, Int32s *block);
 
 /* Moves the terms of sums into the blocks of the sums.
  *

@@ -16,15 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memonger.graph.training import StepGraph
-from memonger.support.kernels import Struct, compiled
+from memonger.support.kernels import compiled
 from memonger.support.types import Bools, Int32s, Int64s
-
-
-class Fused(Struct):
-    """Fused operators, as rows behind the others."""
-
-
-NOT_FUSED = Fused(*[np.zeros(0, dtype=np.int32)] * 5)
 
 
 @dataclass(frozen=True)
@@ -67,7 +60,7 @@ class Replay:
     def storage(self) -> Int32s:
         """The memory of each entry as if none was used again: one number for what is in place."""
         t, mask, order = self.training.arrays, self.recomputed, self.order
-        _, blocks = compiled.allocate(t, NOT_FUSED, mask, order, self.reads, 0, math.inf)
+        _, blocks = compiled.allocate(t, mask, order, self.reads, 0, math.inf)
         return self._add_in_place(blocks)
 
     def _add_in_place(self, blocks: Int32s) -> Int32s:
@@ -123,9 +116,8 @@ def replay(training: StepGraph, recomputed: Bools) -> Replay:
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, reads = compiled.order_and_reads(training.arrays, mask)
     ranges = np.array(training.settings.match_ranges)
-    pool, planned = compiled.allocate_least(
-        training.arrays, NOT_FUSED, mask, order, reads, ranges, math.inf
-    )
+    arrays = training.arrays
+    pool, planned = compiled.allocate_least(arrays, mask, order, reads, ranges, math.inf)
     return Replay(training, mask, order, reads, planned, pool)
 
 

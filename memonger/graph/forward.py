@@ -147,7 +147,6 @@ class KeptCopy(NamedTuple):
     #: product with one then stands between the two, and is recomputed. Otherwise ''.
     tie: str = ""
     unfused: bool = False  # pointwise fusion leaves it alone; for training on a GPU only
-    apart: bool = False  # it only keeps apart what would be fused, though the node may be kept
 
     @property
     def offset(self) -> int:
@@ -189,7 +188,7 @@ class Insertion(NamedTuple):
         return tuple(
             copy
             for copy in self.copies
-            if copy.apart or (recomputed[copy.node] and not extended[self.index_of(copy)])
+            if recomputed[copy.node] and not extended[self.index_of(copy)]
         )
 
 

@@ -73,7 +73,6 @@ class Searched:
     plans: Sequence[Candidate]
     interrupted: bool  # by the user
     costs: Mapping[str, int] = field(default_factory=dict)  # bytes of each plan that was compared
-    unfused: int | None = None  # the least bytes without pointwise fusion, where that is on
 
 
 def by_memory(candidate: Candidate) -> tuple[float, float]:

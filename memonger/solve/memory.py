@@ -9,14 +9,13 @@ from typing import Mapping
 import numpy as np
 
 from memonger.costs.bind import bind, has_mkldnn, read_planned_mb
-from memonger.costs.fusion import replay_fused
 from memonger.costs.held import NOTHING, Held, count_device_bytes
 from memonger.costs.replay import Replay, Timeline, replay
 from memonger.costs.time.flops import count_forward_flops
 from memonger.graph import marks
 from memonger.graph.arrays import FORWARD, RECOMPUTED
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.operators.recompute import GPU, fuses
+from memonger.graph.operators.recompute import GPU
 from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.schedules.execution.symbol import ScheduledSymbol
@@ -37,17 +36,11 @@ class Memory:
     bound: int  # MXNet's own total, in whole MB rounded down; that of the replay without a bind
     inexact: tuple[str, ...]  # why the replay may be wrong
     held: Held = NOTHING  # by operators, beside the pool
-    fused: Replay | None = None  # the same step as pointwise fusion leaves it, where that is on
-
-    @property
-    def planned(self) -> Replay:
-        """What MXNet plans the memory of."""
-        return self.fused or self.replay
 
     @property
     def why_inexact(self) -> str:
         """Why the replay is not exact; empty if it is."""
-        replayed = self.planned.pool_bytes // MB
+        replayed = self.replay.pool_bytes // MB
         differs = f"the replay gives {replayed} MB, and MXNet {self.bound} MB"
         return "; ".join(self.inexact) or (differs if replayed != self.bound else "")
 
@@ -61,12 +54,12 @@ class Memory:
 
         Where the replay differs, what is nearest to it of the MB that MXNet reports.
         """
-        return min(max(self.planned.pool_bytes, self.bound * MB), self.bound * MB + MB - 1)
+        return min(max(self.replay.pool_bytes, self.bound * MB), self.bound * MB + MB - 1)
 
     @cached_property
     def pool_bytes(self) -> int:
         """The pool with the real size of elements; in its proportion, where that is not exact."""
-        real, planned = self.planned.allocated_bytes, max(1, self.planned.pool_bytes)
+        real, planned = self.replay.allocated_bytes, max(1, self.replay.pool_bytes)
         return round(self.counted_bytes * real / planned)
 
     @cached_property
@@ -75,7 +68,7 @@ class Memory:
 
         A replay that is not exact may hold more than MXNet's pool does.
         """
-        return min(int(self.planned.timeline().live_bytes().max(initial=0)), self.pool_bytes)
+        return min(int(self.live.max(initial=0)), self.pool_bytes)
 
     @cached_property
     def device_bytes(self) -> int:
@@ -92,13 +85,11 @@ class Memory:
         rows = t.head_row[t.outputs :]
         outputs = t.head_entry[t.outputs :] - t.output_start[rows]
         gradients = [signatures[row].tensors[k] for row, k in zip(rows, outputs)]
-        return count_device_bytes(self.planned, gradients, self.held, pool_bytes)
+        return count_device_bytes(self.replay, gradients, self.held, pool_bytes)
 
     def count_saved(self, unplanned: Memory) -> int:
         """Count the bytes fewer than without a plan."""
         return unplanned.pool_bytes - self.pool_bytes
-
-    # What runs and what is alive when, as if pointwise fusion were off.
 
     @property
     def training(self) -> TrainingGraph:
@@ -164,14 +155,10 @@ class Memory:
         return self.replay.training.describe(int(self.replay.order[self.peak]))
 
 
-def predict_marks(
-    training: TrainingGraph, mask: Bools, held: Held = NOTHING, fused: bool = False
-) -> Memory:
-    """Replay a network with these operators marked, and pointwise fusion if it is ``fused``."""
-    unfused = replay(training, mask)
-    with_fusion = replay_fused(training, mask) if fused else None
-    bound = (with_fusion or unfused).pool_bytes // MB
-    return Memory(unfused, bound, training.inexact, held, with_fusion)
+def predict_marks(training: TrainingGraph, mask: Bools, held: Held = NOTHING) -> Memory:
+    """Replay a network with these operators marked, as if pointwise fusion were off."""
+    replayed = replay(training, mask)
+    return Memory(replayed, replayed.pool_bytes // MB, training.inexact, held)
 
 
 def predict_step(step: TrainingStep, held: Held = NOTHING) -> Memory:
@@ -188,7 +175,7 @@ def predict(request: Request) -> Memory:
         mkldnn = request.device_type != GPU and has_mkldnn(request.device)
         return predict_step(step_for(graph, symbol.schedule, grad_req, mkldnn))
     training = training_graph(graph, find_wanted(graph, grad_req))
-    return predict_marks(training, marks.read_mask(graph), fused=fuses(request.targets))
+    return predict_marks(training, marks.read_mask(graph))
 
 
 def measure(request: Request) -> Memory:
@@ -204,9 +191,6 @@ def confirm(memory: Memory, symbol: Symbol, request: Request) -> Memory:
     with giving_back():
         executor = bind(symbol, memory.graph, request.device, wanted, request.grad_req)
         total = read_planned_mb(executor)
-    if memory.fused is not None and request.device.device_type != GPU:
-        # Nothing is fused on a CPU: the bind confirms the replay that fusion starts from.
-        total += memory.fused.pool_bytes // MB - memory.replay.pool_bytes // MB
     return replace(memory, bound=total)
 
 

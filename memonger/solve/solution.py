@@ -20,6 +20,7 @@ import numpy as np
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, RECOMPUTED
 from memonger.graph.forward import no_collection
+from memonger.graph.operators.recompute import GPU, fuses
 from memonger.planners.candidates import (
     Candidate,
     Searched,
@@ -44,7 +45,6 @@ from memonger.solve.ways import (
 )
 from memonger.support.errors import MB, BudgetError, MemongerError, in_words
 from memonger.support.types import Symbol
-from memonger.support.versions import VERSION
 
 log = logging.getLogger("memonger")
 
@@ -54,6 +54,11 @@ SLACK = 1e-9  # for rounding where work or time is compared
 ONE_MORE = 2.0  # the forward work of marks, at most: a pass, and another one
 
 NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
+WITHOUT_FUSION = (
+    "the memory of this plan is counted without pointwise fusion (on by default on a GPU), with "
+    "which long chains of pointwise operators may take more; ctx=mx.gpu(0) shows what MXNet plans "
+    "there, MXNET_USE_FUSION=0 turns it off, and how='schedule' runs without it"
+)
 BARE = "a bare plan (rules=False) may abort on a GPU, or give wrong statistics and gradients"
 
 T = TypeVar("T")
@@ -123,7 +128,7 @@ def _find_smallest(way: Way) -> Solution:
     """Find the plan of least memory."""
     searched = search_smallest(way)
     plan, _ = choose_smallest(way, searched.plans)
-    solution = _confirm(way, plan or searched.plans[0], searched.unfused)  # raises Refused
+    solution = _confirm(way, plan or searched.plans[0])  # raises Refused
     costs = {**searched.costs, **solution.costs}
     return _advise(way, replace(solution, costs=costs, interrupted=searched.interrupted))
 
@@ -305,7 +310,7 @@ def confirm_or_none(way: Way, plan: Candidate) -> Solution:
     return replace(_confirm(way, way.make_no_plan()), warnings=solution.warnings)
 
 
-def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
+def _confirm(way: Way, plan: Candidate) -> Solution:
     """Make a plan into a symbol, and have MXNet confirm its memory with one bind."""
     unplanned, warnings = way.measure_unplanned(), []
     if plan.schedule is None and not plan.recomputes:
@@ -313,18 +318,14 @@ def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
     else:
         plan, symbol, memory = way.bind_plan(plan)
         log.info("Find best plan with cost=%s MB", memory.bound)
-    with_it, without = memory.planned.pool_bytes, memory.replay.pool_bytes
+        request = way.request
+        is_on_gpu = request.device.device_type == GPU  # then MXNet has told what fusion takes
+        if plan.schedule is None and fuses(request.targets) and not is_on_gpu:
+            warnings.append(WITHOUT_FUSION)
     if unplanned.exact and not memory.inexact and not memory.exact:
-        text = f"the memory of this {way.noun} was predicted as {with_it / MB:.1f} MB, but MXNet "
+        replayed = memory.replay.pool_bytes
+        text = f"the memory of this {way.noun} was predicted as {replayed / MB:.1f} MB, but MXNet "
         warnings.append(text + f"plans {memory.bound} MB for it; the plan has MXNet's figure")
-    without = min(without, with_it if unfused is None else unfused)
-    if without < (1 - LITTLE) * with_it and memory is not unplanned:
-        sizes = f"without it a plan of {without / MB:.1f} MB, with it {with_it / MB:.1f} MB"
-        text = f"pointwise fusion (on by default on a GPU) takes memory here: {sizes}; set "
-        warnings.append(text + "MXNET_USE_FUSION=0 and plan again, or use how='schedule'")
-    if memory.fused is not None and VERSION < 10900:
-        text = "this MXNet fuses pointwise operators on a GPU in another way than 1.9, as which "
-        warnings.append(text + "their memory is told; with MXNET_USE_FUSION=0 it is exact")
     costs = {"no plan": unplanned.counted_bytes, plan.origin: memory.counted_bytes}
     is_fastest = plan.added_time is not None
     if not is_fastest:

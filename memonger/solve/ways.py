@@ -21,7 +21,7 @@ from memonger.costs.time.roofline import Times, count_moved_bytes
 from memonger.costs.time.times import find_times
 from memonger.graph import marks
 from memonger.graph.forward import RECORD
-from memonger.graph.operators.recompute import ANY, CPU, GPU, fuses
+from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graphs
 from memonger.planners.candidates import (
@@ -123,8 +123,7 @@ class _Network:
     @once
     def predict_unplanned(self) -> Memory:
         """Replay the network without a plan."""
-        is_fused = fuses(self.request.targets)
-        return predict_marks(self.training, self.no_marks, self.find_held(), is_fused)
+        return predict_marks(self.training, self.no_marks, self.find_held())
 
     @once
     def measure_unplanned(self) -> Memory:
@@ -241,7 +240,7 @@ class Marks(_Network):
     def predict_memory(self, plan: Candidate) -> Memory:
         """Predict what a plan takes."""
         _, rules, mask = settle(self.build_rules(), plan.plan)
-        return predict_marks(rules.trainings[0], mask, self.find_held(), rules.fuses)
+        return predict_marks(rules.trainings[0], mask, self.find_held())
 
     def bind_plan(self, plan: Candidate) -> tuple[Candidate, Symbol, Memory]:
         """Make what MXNet can carry out of a plan into a symbol, and have MXNet bind it."""

@@ -121,13 +121,17 @@ def run_steps(
 def check_told(
     steps_of: Mapping[tuple[str, str], Any], plans: Mapping[str, Any], fusion: str
 ) -> None:
-    """Check that what plans tell of the pool is exact, and what of the device to 3 %."""
+    """Check that what plans tell of the pool is exact, and what of the device to 3 %.
+
+    With fusion on that is what their bind on the GPU has told, whatever was predicted.
+    """
     for name, plan in plans.items():
         taken, predicted = steps_of[name, fusion], plan.device_bytes
         print(
             f"\n{name:9} {fusion} told {predicted / MB:.1f} MB, {taken.peak / MB:.1f} seen", end=""
         )
-        assert plan.exact and taken.pool == plan.counted_bytes // MB, (name, fusion)
+        assert plan.exact or fusion == "1", name
+        assert taken.pool == plan.counted_bytes // MB, (name, fusion)
         assert abs(taken.peak - predicted) < 0.03 * predicted, (name, fusion, predicted, taken.peak)
 
 

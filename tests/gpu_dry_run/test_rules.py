@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import os
 from typing import Any
 
@@ -12,12 +11,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
-from memonger.costs.bind import bind, read_planned_mb
-from memonger.costs.fusion import replay_fused
-from memonger.costs.replay import replay
+from memonger.costs.bind import bind
 from memonger.graph import marks
-from memonger.graph.forward import KeptCopy
-from memonger.graph.operators.gradients import read_debug_str
 from memonger.graph.operators.recompute import targets_of
 from memonger.planners.candidates import MarkPlan
 from memonger.planners.marks.copies import copyable, settle
@@ -70,19 +65,7 @@ def test_every_operator_steps_through_the_rules(gpu_dry_run: GpuDryRun, fusion: 
     assert len(not_run) < 30, not_run
 
 
-NETWORKS, ADD = 300, "elemwise_add"
-
-
-def of_mxnet(text: str) -> list[Any]:
-    """Return the operators of a bound graph, in order, and which outputs of theirs each reads."""
-    nodes = [node for node in read_debug_str(text)[1] if "Helper" not in node["op"]]
-    return [(node["op"], [str(output) for _, output in node["inputs"]]) for node in nodes]
-
-
-def of_replay(replayed: Any) -> list[Any]:
-    arrays, ops = replayed.training.arrays, replayed.training.ops
-    reads = np.split(arrays.read_output.astype(str), arrays.read_start[1:-1])
-    return [(ops[row], list(reads[row])) for row in replayed.order if ops[row] != "null"]
+NETWORKS = 300
 
 
 def random_plans(dry: DryRun, networks: int, device: str) -> Any:
@@ -111,8 +94,6 @@ def random_plans(dry: DryRun, networks: int, device: str) -> Any:
     def try_one(recipe: Any, draw: int, share: float) -> None:
         if count["networks"] == networks:
             return
-        if device == "gpu":
-            recipe = dataclasses.replace(recipe, batch=recipe.batch * 65537)  # MXNet tells whole MB
         symbol, shapes = build(recipe)
         rules = rules_of(symbol, shapes, targets_of(device))
         graph, random = rules.graph, np.random.RandomState(draw)
@@ -120,16 +101,8 @@ def random_plans(dry: DryRun, networks: int, device: str) -> Any:
             return  # MXNet cannot bind it unmarked
         drawn = random.uniform(size=len(graph.nodes)) < share
         kept = tuple(c for c in copyable(rules) if drawn[c.node] and random.uniform() < 0.3)
-        if device == "gpu":
-            same, read = rules.trainings[0].same, {a for n in graph.nodes for a, _ in n.inputs}
-            sums = [i for i in read - {a for a, _ in graph.heads} if graph.nodes[i].op == ADD]
-            apart = [i for i in sums if same.count(i) == 1 and drawn[-i]]
-            at = {copy.node: copy for copy in kept}
-            at.update({i: KeptCopy(i, unfused=True, apart=True) for i in apart})
-            kept = tuple(sorted(at.values()))
         bare = marks.apply(symbol, drawn, (), marks.make_inferable(symbol, kept, shapes))
-        plan, settled, full = settle(rules, MarkPlan(drawn & rules.allowed, kept))
-        mask, settled_copies = plan
+        (mask, settled_copies), *_ = settle(rules, MarkPlan(drawn & rules.allowed, kept))
         copies = marks.make_inferable(symbol, settled_copies, shapes)
         bound = binds(marks.apply(symbol, mask, rules.native(mask), copies), graph)
         which = f"{recipe!r} {draw} {share}"
@@ -139,17 +112,9 @@ def random_plans(dry: DryRun, networks: int, device: str) -> Any:
             "recomputed": mask.any(),
             "copies": settled_copies,
             "unfused": any(copy.unfused for copy in settled_copies),
-            "apart": any(copy.apart for copy in copies),
             "unbound without rules": binds(bare, graph) is None,
         }
-        training = settled.trainings[0]
-        if device == "gpu" and copies == settled_copies and not training.inexact:
-            fused, plain = replay_fused(training, full), replay(training, full)
-            assert of_replay(fused) == of_mxnet(bound.debug_str()), which
-            assert fused.pool_bytes // 2**20 == read_planned_mb(bound), which
-            counted["replayed"] = True
-            counted["fused"] = "_FusedOp" in fused.training.ops
-            counted["other memory"] = fused.pool_bytes != plain.pool_bytes
+        counted["fused"] = "_FusedOp" in bound.debug_str()
         count.update({name: int(bool(value)) for name, value in counted.items()})
 
     try_one()
@@ -158,13 +123,11 @@ def random_plans(dry: DryRun, networks: int, device: str) -> Any:
 
 @pytest.mark.parametrize("device", ["any", "gpu"])
 def test_random_plans_bind(gpu_dry_run: GpuDryRun, device: str) -> None:
-    """With fusion and without. For a GPU alone copies are unfused, and the replay is MXNet's."""
+    """With fusion and without. For a GPU alone copies are unfused."""
     count = gpu_dry_run.run(random_plans, NETWORKS, device).value
     print("\n", dict(count))
     assert count["networks"] == NETWORKS
     assert count["recomputed"] > 150 and count["copies"] > 50
     assert count["unfused"] == (count["copies"] if device == "gpu" else 0)
     assert count["unbound without rules"] > 20
-    if device == "gpu":
-        assert count["replayed"] > 150 and count["apart"] > 10
-        assert count["fused"] > 100 and count["other memory"] > 40
+    assert count["fused"] > 100

@@ -245,27 +245,6 @@ def test_unfused_copies_leave_shapes_to_be_inferred() -> None:
     assert memonger.unplan(planned).tojson() == symbol.tojson()
 
 
-@pytest.mark.parametrize("recomputed", [False, True])
-def test_copies_that_keep_a_sum_apart_change_no_bit(recomputed: bool) -> None:
-    x, total = S.Variable("data"), None
-    for k in range(4):
-        x = S.tanh(S.FullyConnected(x, num_hidden=8, name=f"fc{k}"))
-        total = x if total is None else total + x
-    net = S.LinearRegressionOutput(S.FullyConnected(S.relu(total), num_hidden=2), name="out")
-    shapes = {"data": (4, 8)}
-    rules = rules_of(net, shapes, targets_of("gpu"))
-    sums = [i for i, node in enumerate(rules.graph.nodes) if node.op == "elemwise_add"]
-    apart = tuple(KeptCopy(i, unfused=True, apart=True) for i in sums)
-    wanted = rules.allowed.copy()
-    wanted[sums] &= recomputed
-    (mask, left), *_ = settle(rules, MarkPlan(wanted, apart))
-    assert left == apart and len(left) == 3 and mask.any()
-    planned = marks.apply(net, mask, rules.native(mask), left)
-    assert sum(n["op"] == "reshape_like" for n in nodes(planned)) == 3
-    assert memonger.check(net, planned, shapes)
-    assert memonger.unplan(planned).tojson() == net.tojson()
-
-
 def test_ties_in_float64_change_no_bit() -> None:
     symbol, shapes, types = gate(), {"data": (4, 8)}, {"data": "float64"}
     mask = np.array([n.op == "elemwise_mul" for n in forward(symbol, shapes, types).nodes])

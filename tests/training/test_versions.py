@@ -11,7 +11,6 @@ import pytest
 from memonger import cli
 from memonger.costs.bind import bind, read_planned_mb
 from memonger.support import versions
-from memonger.support.versions import VERSION
 
 import blocks
 import modules
@@ -56,12 +55,6 @@ def test_what_a_plan_tells_is_what_mxnet_binds(name: str) -> None:
     for net, predicted in (symbol, plan.candidates["no plan"]), (plan.symbol, plan.counted_bytes):
         bound = read_planned_mb(bind(net, forward(net, shapes), mx.cpu()))
         assert bound == predicted >> 20
-
-
-def test_fusion_of_before_1_9_is_not_told_exactly(caplog: pytest.LogCaptureFixture) -> None:
-    symbol, shapes = SMALL["resnet"]()
-    memonger.plan(symbol, shapes, ctx="gpu", **{"how": "marks", **QUICK})
-    assert ("in another way than 1.9" in caplog.text) == (VERSION < 10900)
 
 
 @pytest.mark.parametrize("how", HOWS)

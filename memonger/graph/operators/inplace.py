@@ -1,4 +1,4 @@
-"""What MXNet asks of an operator: in-place options, ignored inputs, and pointwise fusion.
+"""What MXNet asks of an operator: in-place options and ignored inputs.
 
 ``MXAllocMemory`` (``src/nnvm/plan_memory.cc``) gives the memory of an input to an output if the
 operator's ``FInplaceOption`` offers the pair, the sizes agree and nothing else still reads that
@@ -222,31 +222,3 @@ def reads_overwritten(op: str, attrs: Attributes) -> bool:
     (``SetupDefaultBlobsIn`` in ``src/common/exec_utils.h``).
     """
     return op == "_backward_LeakyReLU" and attrs.get("act_type") == "prelu"
-
-
-#: ``ops_desc`` and ``variable_io_ops`` in fusion/fused_op-inl.h, under nnvm's names.
-_FUSED = frozenset(
-    expand("""
-        {},_backward_{}: Activation abs amp_cast amp_multicast arccos arccosh arcsin arcsinh arctan
-        arctanh cbrt clip cos cosh degrees erf erfinv expm1 log log10 log1p log2 radians rcbrt
-        reciprocal relu rsqrt sigmoid sign sin sinh smooth_l1 sqrt square tan tanh
-        _{},_backward_{}: div_scalar hypot hypot_scalar maximum minimum mul_scalar power
-        power_scalar rdiv_scalar rpower_scalar
-        _backward_{}: cast div mul reshape sub
-        {}: Cast Reshape _copy _identity_with_attr_like_rhs _minus_scalar _ones _plus_scalar
-        _rminus_scalar _zeros add_n ceil elemwise_add elemwise_div elemwise_mul elemwise_sub exp
-        expand_dims fix floor gamma gammaln negative ones_like rint round softsign squeeze trunc
-        zeros_like
-    """)
-)
-_SLICES = frozenset(["slice", "slice_axis", "slice_like", "broadcast_like"])  # ``slice_ops``
-
-
-def fused_as(op: str, attrs: Attributes) -> tuple[bool, bool]:
-    """Tell whether an operator is fused with what it reads, and with what reads it.
-
-    Source: ``Is(Fusion|InputsOnly)Compatible`` in ``src/executor/pointwise_fusion_pass.cc``.
-    """
-    both = op in _FUSED or (op.endswith("LeakyReLU") and attrs.get("act_type") == "gelu")
-    steps = op == "slice" and attrs.get("step", "()") not in ("()", "[]")
-    return both, both or (op in _SLICES and not steps)

@@ -6,16 +6,12 @@ from typing import Sequence
 
 import numpy as np
 
-from memonger.costs.fusion import list_fused_forward
 from memonger.graph.forward import Insertion, KeptCopy
 from memonger.graph.operators.recompute import fuses
 from memonger.planners.candidates import MarkPlan
 from memonger.planners.marks.cuts import Cut
 from memonger.planners.marks.rules import Rules
 from memonger.support.types import Bools
-
-MOST_SUMS = 8  # that are tried to keep apart from fusion, each by itself
-WORTH = 0.01  # of the memory, that it must save
 
 
 def copyable(rules: Rules) -> tuple[KeptCopy, ...]:
@@ -103,27 +99,3 @@ def settle(plain: Rules, plan: MarkPlan) -> tuple[MarkPlan, Rules, Bools]:
         if copies == plan.copies:
             return settled, rules, extended
         plan = settled
-
-
-def copies_against_fusion(rules: Rules, plan: MarkPlan) -> tuple[KeptCopy, ...]:
-    """Find identities in long sums of the forward pass, with which a plan needs less memory.
-
-    A sum that pointwise fusion makes one operator of holds all its terms until it runs. With
-    something between that is not fused each term is gone once it has been added.
-    """
-
-    def cost(more: tuple[KeptCopy, ...]) -> int:
-        copies = tuple(sorted((*plan.copies, *more)))
-        _, settled_rules, extended = settle(rules, MarkPlan(plan.mask, copies))
-        return settled_rules.replay(extended).pool_bytes
-
-    training, least = rules.trainings[0], cost(())
-    chosen: tuple[KeptCopy, ...] = ()
-    sums = {i for i in _copyable_nodes(rules) if not training.facts[i].inputs}
-    chains = [[i for i in nodes if i in sums] for nodes in list_fused_forward(training, plan.mask)]
-    for chain in list(filter(None, chains))[:MOST_SUMS]:
-        more = (*chosen, *(KeptCopy(i, unfused=True, apart=True) for i in chain))
-        nbytes = cost(more)
-        if nbytes < least * (1 - WORTH):
-            chosen, least = more, nbytes
-    return chosen

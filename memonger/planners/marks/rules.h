@@ -1,7 +1,6 @@
 /* The rules that keep a plan right; see rules.py and layout_rule.py. */
 #pragma once
 
-#include "costs/fusion.h"
 #include "costs/layouts.h"
 
 /* The layouts of one training graph without a plan. */
@@ -30,7 +29,6 @@ typedef struct {
     Bools allowed;  /* whether a node may be recomputed */
     Bools tolerant; /* whether it may be if nobody reads it then */
     bool fusion;
-    Fusible fusible;
     Int64s same; /* of each node the first of those with which it shares a mark */
     LayoutRule layouts;
 } RuleArrays;

@@ -18,13 +18,11 @@ Five rules, for whatever a planner proposes:
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from typing import Iterable, Sequence
 
 import numpy as np
 
-from memonger.costs.fusion import UNFUSED, Fusible, find_fusible, replay_fused
 from memonger.costs.replay import Replay, replay
 from memonger.graph.arrays import GraphArrays
 from memonger.graph.forward import ForwardGraph, Insertion, KeptCopy, insert, with_copies
@@ -33,7 +31,6 @@ from memonger.graph.operators.recompute import (
     CPU,
     GPU_FUSION,
     UNTOUCHED,
-    fuses,
     tolerates_unread,
     truth,
     why_refused,
@@ -76,8 +73,6 @@ class Rules:
         #: Of each node whether every plan recomputes it; nodes that MXNet merges share a mark.
         same = np.array(trainings[0].same, dtype=np.int64)
         self.wished = np.isin(same, same[list(wished)])
-        #: Whether memory is counted with pointwise fusion: where it is on, on GPUs alone.
-        self.fuses = fuses(targets)
         # Networks whose layouts a plan can change get no copies, so that there are none to watch.
         blocked = insertion is None and CPU in targets and trainings[0].settings.mkldnn
         tolerant = self._tolerant()
@@ -99,8 +94,7 @@ class Rules:
         trainings = training_graphs(graph, wanted, self.trainings[0].settings)
         kept = [k for i in self.kept for k in insertion.places_of(i)]
         wished = [index[i] for i in np.flatnonzero(self.wished)]
-        rules = type(self)(trainings, self.targets, kept, wished, insertion)
-        return rules if self.fuses else rules.unfused()
+        return type(self)(trainings, self.targets, kept, wished, insertion)
 
     @property
     def watches_layouts(self) -> bool:
@@ -110,7 +104,7 @@ class Rules:
     @property
     def slowness(self) -> int:
         """About how many times as long as a plain replay it takes to obey them and replay."""
-        return (3 if self.watches_layouts else 1) * (3 if self.fuses else 1)
+        return 3 if self.watches_layouts else 1
 
     def _reasons(self) -> dict[int, str]:
         reasons, first = {}, self.trainings[0]
@@ -130,7 +124,6 @@ class Rules:
             allowed=self.allowed,
             tolerant=tolerant,
             fusion=GPU_FUSION in self.targets,
-            fusible=find_fusible(training) if self.fuses else UNFUSED,
             same=np.array(training.same, dtype=np.int64),
             layouts=layouts,
         )
@@ -165,16 +158,9 @@ class Rules:
             and not truth(node.attrs.get("use_global_stats"))
         ]
 
-    def unfused(self) -> Rules:
-        """Return the same rules, but with memory counted as if nothing were fused."""
-        rules = copy.copy(self)
-        rules.fuses, rules._with_copies = False, Latest(1)
-        rules.arrays = [arrays.replace(fusible=UNFUSED) for arrays in self.arrays]
-        return rules
-
     def replay(self, mask: Bools) -> Replay:
-        """Replay what MXNet plans where these nodes are recomputed; fused, where it fuses."""
-        return (replay_fused if self.fuses else replay)(self.trainings[0], mask)
+        """Replay what MXNet plans where these nodes are recomputed."""
+        return replay(self.trainings[0], mask)
 
     def apply(self, mask: Bools) -> Bools:
         """Return the part of a plan that is right: a copy of ``mask`` with what is wished.
@@ -237,7 +223,6 @@ class RuleArrays(Struct):
     arrays: GraphArrays
     facts: Facts
     fusion: bool
-    fusible: Fusible
     layouts: LayoutRule
 
 

@@ -67,9 +67,9 @@ static double added_seconds(const Space *s, Bools mask, Int32s order)
 static int64_t pool_of(
     Memory *memory, const Space *s, Bools mask, Int32s order, Int32s reads, double limit)
 {
-    const RuleArrays *r = &s->rules;
-    return count_pool_bytes(
-        memory, &r->arrays, &r->fusible, mask, order, reads, s->match_ranges, limit);
+    Int32s block;
+    const GraphArrays *t = &s->rules.arrays;
+    return allocate_least(memory, t, mask, order, reads, s->match_ranges, limit, &block);
 }
 
 int64_t evaluate_state(Memory *memory, const Space *s, Int8s state, double *seconds)

@@ -132,7 +132,7 @@ def recomputation_times(
     What is inserted behind a recomputed node takes no time: nobody reads it then, so MXNet computes
     no result (``kNullOp``). An identity takes none; a product with one runs once, and its gradient.
     """
-    copies = [copy for copy in insertion.copies if not copy.apart]
+    copies = insertion.copies
     copied = np.array([insertion.new_index[copy.node] for copy in copies], dtype=np.int64)
     identities = np.array([insertion.index_of(copy) for copy in copies], dtype=np.int64)
     seconds = times.forward.copy()
@@ -163,7 +163,7 @@ class MarkSearch:
     """The search of one network with some saved identities.
 
     ``plain`` and ``cuts`` are of the network without any, ``times`` gives those of the network of
-    any rules. ``share`` is the part of the progress that as many tries as an effort has make up.
+    any rules.
     """
 
     def __init__(
@@ -174,11 +174,9 @@ class MarkSearch:
         copies: tuple[KeptCopy, ...],
         threads: Threads,
         effort: Effort,
-        share: float = 1.0,
     ) -> None:
         self.plain, self.times, self.effort = plain, times, effort
-        self.threads, self.share = threads, share
-        self.copies = copies
+        self.threads, self.copies = threads, copies
         self.rules = plain.with_copies(copies)
         self.insertion = self.rules.insertion
         self.cuts = cuts_behind_copies(cuts, self.insertion)
@@ -197,14 +195,13 @@ class MarkSearch:
     def _space(self) -> Space:
         rules = self.rules
         elements = np.array([max(t.elements for t in ts) for ts in rules.graph.tensors])
-        allowed, flippable = rules.allowed.copy(), rules.allowed & ~rules.wished
+        flippable = rules.allowed & ~rules.wished
         flippable &= elements >= elements[rules.allowed].max(initial=0) * self.effort.small
         for copy in self.copies:
             node, identity = self.insertion.new_index[copy.node], self.insertion.index_of(copy)
-            flippable[node + 1 : identity + copy.apart] = False
-            allowed[identity] &= not copy.apart
+            flippable[node + 1 : identity] = False
         return Space(
-            rules.arrays[0].replace(allowed=allowed),
+            rules.arrays[0],
             np.array(rules.trainings[0].settings.match_ranges),
             np.array([cut.after for cut in self.cuts], dtype=np.int64),
             np.cumsum([0] + [len(cut.keep) for cut in self.cuts]),
@@ -331,7 +328,7 @@ class MarkSearch:
             )
             return best, archive
 
-        annealed = self.threads.run(work, range(len(jobs)), tries, part * self.share)
+        annealed = self.threads.run(work, range(len(jobs)), tries, part)
         for _, archive in annealed:
             for plan in archive.candidates():
                 compiled.record(self.archive, plan.pool_bytes, plan.time, plan.plan)

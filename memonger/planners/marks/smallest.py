@@ -1,8 +1,4 @@
-"""The plan of least memory, and the plans that are not dominated: searched, the original's, none.
-
-Where pointwise fusion is on, a search without it comes first: a replay then takes a fraction of the
-time, and the plan that it finds shows what fusion costs.
-"""
+"""The plan of least memory, and the plans that no other beats: searched, the original's, none."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from typing import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from memonger.costs.time.flops import count_forward_flops
-from memonger.graph.forward import KeptCopy
 from memonger.planners.candidates import (
     Candidate,
     MarkPlan,
@@ -22,8 +17,8 @@ from memonger.planners.candidates import (
     not_dominated,
 )
 from memonger.planners.marks import chen2016
-from memonger.planners.marks.copies import copies_against_fusion, copies_at
-from memonger.planners.marks.cuts import Cut, cheap_cuts
+from memonger.planners.marks.copies import copies_at
+from memonger.planners.marks.cuts import cheap_cuts
 from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.search import Effort, MarkSearch, NodeTimes, price_plan
 from memonger.support.parallel import Threads
@@ -32,7 +27,6 @@ from memonger.support.types import Bools
 NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
 NO_PLAN = "no plan"
 WISHED = "what recompute= names"  # and nothing else
-UNFUSED_SHARE = 0.4  # of the time of a search with fusion: what the one without takes
 
 Times = Callable[[Rules], NodeTimes]
 
@@ -51,18 +45,16 @@ def smallest(
     ``copies`` says whether results may be saved in identities. All plans obey the rules. Raises
     KeyboardInterrupt if that comes before anything better than no plan was found.
     """
-    threads, unfused = Threads(progress), None
+    threads = Threads(progress)
 
     def searched() -> Candidate:
-        nonlocal unfused
-        _, least, unfused = _least_memory(rules, _count_flops, hints, copies, threads, effort)
-        return least
+        return _least_memory(rules, _count_flops, hints, copies, threads, effort)[1]
 
     name = "your marks" if hints else NO_CUTS
     searches = {name: lambda: _original(hints, rules, ntrial), "searched cuts": searched}
     cheapest = _cheapest(rules, searches)
     interrupted = cheapest.interrupted or threads.interrupted
-    return replace(cheapest, interrupted=interrupted, unfused=unfused)
+    return replace(cheapest, interrupted=interrupted)
 
 
 def fastest(
@@ -83,7 +75,7 @@ def fastest(
     The search starts from the plans ``starts`` too.
     """
     threads = Threads(lambda done: progress(done / (1 + effort.fast)) if progress else None)
-    search, least, _ = _least_memory(rules, times, hints, copies, threads, effort)
+    search, least = _least_memory(rules, times, hints, copies, threads, effort)
     interrupted, plain = False, [MarkPlan(np.zeros_like(least.plan.mask)), *starts]
     try:
         for plan in (*plain, least.plan):
@@ -138,38 +130,14 @@ def _least_memory(
     copies: bool,
     threads: Threads,
     effort: Effort,
-) -> tuple[MarkSearch, Candidate, int | None]:
+) -> tuple[MarkSearch, Candidate]:
     """Return the search with its archive, from which `fastest` continues, and the best plan.
 
-    The third is the least bytes without pointwise fusion; None where that is off.
+    It searches with all saved identities that may help, then with those alone that are needed.
     """
     cuts = cheap_cuts(rules.graph, effort.cuts, hints)
     identities = copies_at(rules, cuts) if copies else ()
-    if not rules.fuses:
-        return (*_minimised(rules, times, cuts, identities, threads, effort), None)
-    share = UNFUSED_SHARE
-    _, unfused = _minimised(rules.unfused(), times, cuts, identities, threads, effort, share)
-    start, share = unfused.plan, 1 - UNFUSED_SHARE
-    if copies:
-        more = copies_against_fusion(rules, start)
-        identities = tuple(sorted((*identities, *more)))
-        start = MarkPlan(start.mask, (*start.copies, *more))
-    search, least = _minimised(rules, times, cuts, identities, threads, effort, share, start)
-    return search, least, unfused.pool_bytes
-
-
-def _minimised(
-    rules: Rules,
-    times: Times,
-    cuts: Sequence[Cut],
-    copies: tuple[KeptCopy, ...],
-    threads: Threads,
-    effort: Effort,
-    share: float = 1.0,
-    start: MarkPlan | None = None,
-) -> tuple[MarkSearch, Candidate]:
-    """Search with these saved identities, then with those alone that are needed."""
-    search = MarkSearch(rules, times, cuts, copies, threads, effort, share)
+    search = MarkSearch(rules, times, cuts, identities, threads, effort)
     nothing = MarkPlan(np.zeros_like(rules.allowed))
     if not rules.allowed.any():
         return search, price_plan(rules, times, nothing)
@@ -177,14 +145,13 @@ def _minimised(
     states = search.cuts_by_size()
     for phase in first:
         states = search.minimise(states, phase)
-    plans = [nothing, search.plan(states[0]), *([] if start is None else [start])]
+    plans = [nothing, search.plan(states[0])]
     least = min((price_plan(rules, times, plan) for plan in plans), key=by_memory)
-    narrow = MarkSearch(rules, times, (), least.copies, threads, effort, share)
+    narrow = MarkSearch(rules, times, (), least.copies, threads, effort)
     state = narrow.add(least.plan)
     assert state is not None
     plan = narrow.plan(narrow.minimise([state] * last.starts, last)[0])
-    fused = plan._replace(copies=tuple(copy for copy in plan.copies if not copy.apart))
-    return search, min((price_plan(rules, times, p) for p in (plan, fused)), key=by_memory)
+    return search, price_plan(rules, times, plan)
 
 
 def _count_flops(rules: Rules) -> NodeTimes:
