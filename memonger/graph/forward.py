@@ -16,7 +16,7 @@ import numpy as np
 
 from memonger.graph.operators import recompute
 from memonger.graph.operators.tensors import DENSE, Attributes, Tensor, Tensors
-from memonger.support.types import Bools
+from memonger.support.types import Bools, Doubles
 
 Entry = Tuple[int, int]  # a node of a graph, and which of its outputs
 RowEntry = Tuple[int, int]  # a row of a training step, and which of its outputs
@@ -181,6 +181,12 @@ class Insertion(NamedTuple):
         extended[self.new_index] = mask
         extended[[self.index_of(copy) - 1 for copy in self.copies if copy.tie]] = True
         return extended
+
+    def spread(self, values: Doubles) -> Doubles:
+        """Return values of the old nodes for all nodes: 0 for what is inserted."""
+        spread = np.zeros(self.node_count)
+        spread[self.new_index] = values
+        return spread
 
     def needed(self, extended: Bools) -> tuple[KeptCopy, ...]:
         """Return the copies that a plan makes use of: kept, of what is not."""

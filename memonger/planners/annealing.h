@@ -40,7 +40,7 @@ typedef struct Search Search;
 struct Search {
     /* Returns a changed copy of a state, taken from ``memory``, or the state itself. */
     Bytes (*change)(Memory *memory, const Search *search, Random *random, Bytes state);
-    /* Prices a state, and may write it in another way; false if it costs more than ``most``. */
+    /* Prices a state; false if it costs more than ``most``. */
     bool (*price)(
         Memory *memory, const Search *search, Bytes state, double most, const Memo *memo,
         Price *price);

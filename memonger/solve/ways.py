@@ -17,7 +17,7 @@ from memonger.costs.bind import has_mkldnn
 from memonger.costs.held import Held, find_held
 from memonger.costs.lower_bound import LowerBound, find_lower_bound
 from memonger.costs.time.gpus import GPUS
-from memonger.costs.time.roofline import Times, count_moved_bytes
+from memonger.costs.time.roofline import Times
 from memonger.costs.time.times import find_times
 from memonger.graph import marks
 from memonger.graph.forward import RECORD
@@ -29,14 +29,14 @@ from memonger.planners.candidates import (
     MarkPlan,
     Searched,
     by_added_time,
+    by_time,
     not_dominated,
 )
 from memonger.planners.marks import chen2016
 from memonger.planners.marks import search as marks_search
 from memonger.planners.marks.copies import settle
 from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse
-from memonger.planners.marks.search import NodeTimes
-from memonger.planners.marks.smallest import NO_PLAN, fastest, smallest
+from memonger.planners.marks.smallest import NO_PLAN, smallest
 from memonger.planners.trees import search as trees
 from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.executor import tensors_of
@@ -203,39 +203,29 @@ class Marks(_Network):
     """Marks on the operators, by which each result is recomputed at most once."""
 
     def search_smallest(self) -> Searched:
-        """Search for the plan of least memory."""
+        """Search for the plan of least memory; behind it are others that the search has met."""
         hints, rules, ntrial = self.hints, self.build_rules(), self.options.ntrial
         effort = marks_search.EFFORT.times(self.choose_patience())
+        seconds = self.time_operators().forward
         with progress_bar() as progress:
-            searched = smallest(hints, rules, ntrial, effort=effort, progress=progress)
+            searched = smallest(hints, rules, seconds, ntrial, effort=effort, progress=progress)
         for name, counted in searched.costs.items():
             log.info("%s: %.1f MB", name, counted / MB)
         return searched
 
     def search_front(self) -> Searched:
-        """Search for the plans that no other beats."""
-        effort = marks_search.EFFORT.times(self.choose_patience())
-        with progress_bar() as progress:
-            searched = fastest(
-                self.hints,
-                self.build_rules(),
-                self._time_nodes,
-                [],
-                effort=effort,
-                progress=progress,
-            )
-        step = self.time_operators().step or 1
+        """List the plans of the search for least memory that no other beats, the fastest first."""
+        searched, step = search_smallest(self), self.time_operators().step or 1
         plans = [
             replace(
                 candidate,
                 pool_bytes=self.predict_memory(candidate).pool_bytes,
-                origin="fastest" if candidate.recomputes else NO_PLAN,
+                origin=candidate.origin if candidate.recomputes else NO_PLAN,
                 added_time=candidate.time / step,
             )
-            for candidate in searched.plans
+            for candidate in not_dominated(searched.plans, by_time)
         ]
-        plans = not_dominated(plans, by_added_time)
-        return Searched(plans, searched.interrupted)
+        return replace(searched, plans=not_dominated(plans, by_added_time))
 
     def predict_memory(self, plan: Candidate) -> Memory:
         """Predict what a plan takes."""
@@ -250,13 +240,6 @@ class Marks(_Network):
         plan, native = replace(plan, plan=settled), rules.native(settled.mask)
         planned = marks.apply(symbol, settled.mask, native, settled.copies)
         return plan, planned, confirm(self.predict_memory(plan), planned, self.request)
-
-    def _time_nodes(self, rules: Rules) -> NodeTimes:
-        """Predict, or measure, the times of a network with copies."""
-        training = rules.trainings[0]
-        times = find_times(training, self.timed_on)
-        moved = count_moved_bytes(training)[: training.arrays.forward]
-        return NodeTimes(times.forward, times.gradient, moved)
 
 
 class Original(Marks):

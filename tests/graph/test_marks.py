@@ -149,11 +149,9 @@ def test_cuts_keep_what_is_alive() -> None:
     symbol = S.LinearRegressionOutput(S.broadcast_add(total, skip), name="out")
     graph = forward(symbol, {"data": (4, 3)})
     name = [n.name for n in graph.nodes]
-    cuts = {name[c.after]: ([name[i] for i in c.keep], c.size) for c in every_cut(graph)}
-    assert cuts["fc"] == (["fc"], 4 * 8 * 4)
-    assert cuts["skip"] == (["skip"], 4 * 8 * 4)
-    assert cuts["inner"] == (["skip", "inner"], 2 * 4 * 8 * 4)
-    assert cuts["total"][1] == 4 * 8 * 4 + 4 * 4
+    cuts = {name[c.after]: [name[i] for i in c.keep] for c in every_cut(graph)}
+    assert cuts["fc"] == ["fc"] and cuts["skip"] == ["skip"]
+    assert cuts["inner"] == ["skip", "inner"] and cuts["total"] == ["skip", "total"]
     assert len(cheap_cuts(graph, 2)) == 2
 
 

@@ -76,11 +76,7 @@ def cuts_behind_copies(cuts: Sequence[Cut], insertion: Insertion) -> list[Cut]:
     # Cuts share entries, of which there may be as many as nodes in each of hundreds of cuts.
     new_entry = {old: insertion.entry(*old) for old in {e for cut in cuts for e in cut.entries}}
     return [
-        Cut(
-            insertion.entry(cut.after, 0)[0],
-            tuple([new_entry[entry] for entry in cut.entries]),
-            cut.size,
-        )
+        Cut(insertion.entry(cut.after, 0)[0], tuple([new_entry[entry] for entry in cut.entries]))
         for cut in cuts
     ]
 
