@@ -16,12 +16,13 @@ from memonger.api.planning import plan
 from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused, reached
 from memonger.graph.operators.recompute import ANY, GPU
+from memonger.schedules.execution.arena import address
 from memonger.solve.options import Budget
 from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, said_by_mxnet
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.symbols import read
 from memonger.support.types import Context, Keywords, NDArray, Parameter, Symbol
-from memonger.support.variables import NULL, WRITE, Mark, mark_of
+from memonger.support.variables import NULL, WRITE, Mark, is_noted, mark_of
 
 if TYPE_CHECKING:
     from memonger.gluon.runner import Arrays
@@ -195,6 +196,15 @@ class PlannedOp:
         shapes = tuple(array.shape for array in inputs)
         return Kind(types, mx.util.is_np_shape(), shapes, self._run[wanted])
 
+    def _check_mark(self, name: str, array: NDArray, parameter: Parameter) -> None:
+        """Raise an error if a parameter was marked by hand where nobody has seen the request."""
+        if is_noted(array) or array.grad is None or array.grad.stype != "default":
+            return
+        own = [] if parameter.grad_req == NULL else parameter.list_grad()
+        if address(array.grad) not in map(address, own):
+            text = "was marked on autograd's tape before memonger was imported; import it first"
+            raise MemongerError(f"the parameter {name!r} {text}")
+
     def _decide(self, arrays: Arrays, wanted: frozenset[str], kind: Kind) -> Decision:
         """Make the plan for a call."""
         if self._refusal:
@@ -202,6 +212,8 @@ class PlannedOp:
         for name, array in arrays.items():
             if array.stype != "default":
                 raise MemongerError(f"{name!r} is {array.stype}, and a plan needs dense arrays")
+        for name, parameter in self._parameters.items():
+            self._check_mark(name, arrays[name], parameter)
         shapes = {name: arrays[name].shape for name in self._names}
         types = {name: np.dtype(arrays[name].dtype).name for name in self._names}
         on_gpu = arrays[self._names[0]].context.device_type == GPU

@@ -41,6 +41,12 @@ def symbol_of(handle: object) -> Symbol:
     return mx.sym.Symbol(symbol)
 
 
+def is_noted(array: NDArray) -> bool:
+    """Return whether the mark of an array was made since memonger was imported, or there is none."""
+    symbol, mark = symbol_of(array.handle), _marks.get(array.handle.value)
+    return symbol is None or (mark is not None and mark.name == symbol.name)
+
+
 def mark_of(array: NDArray, unseen: str = WRITE) -> Mark:
     """Return what an array is marked as; the gradient of what was computed is written.
 

@@ -186,3 +186,31 @@ def test_an_interrupt_is_raised_and_leaves_all_gradients_or_none(
             assert not different(left, expected[0]) or not different(left, expected[1]), moment
         work(number)
         assert not different(gradients(), expected[number]), moment
+
+
+def test_a_request_of_before_the_import_is_not_guessed() -> None:
+    """MXNet does not tell it; a block that a script has marked before trains without a plan."""
+    code = """
+import mxnet as mx
+net = mx.gluon.nn.HybridSequential()
+for _ in range(4):
+    net.add(mx.gluon.nn.Dense(64, activation="tanh"))
+net.initialize()
+x = mx.nd.ones((64, 64))
+net(x)
+{mark}
+import memonger
+memonger.gluon.plan(net, how="schedule", patience=0.1)
+for _ in range(2):
+    with mx.autograd.record():
+        net(x).backward()
+weight = net[0].weight
+memonger.gluon.unplan(net)
+total = weight.data().grad.copy()
+{mark}
+with mx.autograd.record():
+    net(x).backward()
+print(bool((total == {times} * weight.data().grad).asnumpy().all()))
+"""
+    for mark, times in (("net[0].weight.data().attach_grad('add')", 2), ("", 1)):
+        assert run_code(code.format(mark=mark, times=times)).strip().endswith("True"), mark
