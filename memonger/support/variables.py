@@ -42,7 +42,7 @@ def symbol_of(handle: object) -> Symbol:
 
 
 def is_noted(array: NDArray) -> bool:
-    """Return whether the mark of an array was made since memonger was imported, or there is none."""
+    """Return whether an array was marked since memonger was imported, or is not marked."""
     symbol, mark = symbol_of(array.handle), _marks.get(array.handle.value)
     return symbol is None or (mark is not None and mark.name == symbol.name)
 
