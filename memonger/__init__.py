@@ -22,7 +22,7 @@ __all__ = (
 
 def _note_marks() -> None:
     """Note from now on how variables are marked on autograd's tape, which planned blocks read."""
-    with contextlib.suppress(MemongerError):  # told when memonger is first used
+    with contextlib.suppress(MemongerError, ImportError):  # told when memonger is first used
         importlib.import_module("memonger.support.variables")
 
 

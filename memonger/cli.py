@@ -23,7 +23,7 @@ import memonger
 from memonger import BudgetError, MemongerError
 from memonger.solve.options import OPTIONS, flag_of, variable_of
 from memonger.support import files
-from memonger.support.errors import INTERRUPTED, MISTAKE, said_by_mxnet
+from memonger.support.errors import INTERRUPTED, MISTAKE, mxnet_message
 from memonger.support.removed import refuse_removed
 from memonger.support.types import Json, Keywords, Symbol
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
     except Exception as error:
         if type(error).__name__ != "MXNetError":
             raise
-        text = "MXNet says: " + said_by_mxnet(error)
+        text = "MXNet says: " + mxnet_message(error)
     sys.stdout.flush()
     print("memonger: " + " ".join(text.split()), file=sys.stderr)
     return status

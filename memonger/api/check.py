@@ -15,7 +15,7 @@ from memonger.graph.read import forward_graph
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.solve.request import Request, read_call
 from memonger.support.checks import check_count
-from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import environment, mx
 from memonger.support.types import Array1, NDArray, Symbol
 from memonger.support.versions import MXNET_ERRORS
@@ -223,7 +223,7 @@ def _train(
                     mx.nd.sgd_mom_update(args[n], gradient, momentum[n], **RATES, out=args[n])
         return arrays
     except MXNET_ERRORS as error:  # simple_bind raises another one than MXNetError
-        raise MemongerError(f"the network cannot be run on {ctx}: {said_by_mxnet(error)}") from None
+        raise MemongerError(f"the network cannot be run on {ctx}: {mxnet_message(error)}") from None
 
 
 def _read(step: int, kind: str, arrays: Mapping[str, NDArray]) -> Arrays:

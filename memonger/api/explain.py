@@ -14,7 +14,7 @@ from memonger.solve.memory import Memory, measure, predict
 from memonger.solve.request import read_call
 from memonger.solve.solution import NO_OPERATORS
 from memonger.solve.timeline import find_kept
-from memonger.support.errors import MB, in_words
+from memonger.support.errors import MB, format_size
 from memonger.support.kernels import compiled
 from memonger.support.types import Int64s, Symbol
 
@@ -72,9 +72,11 @@ class Explanation(NamedTuple):
         """The lower bound of the memory of any plan, in words."""
         ruled = sum(t.nbytes for t in self.tensors if t.rule)
         over = self.floor_bytes - self.floor_own_bytes
-        text = f"{self.floor or 'nothing'} needs {in_words(self.floor_own_bytes)} at once"
-        text += f", beside {in_words(over)} that cannot be recomputed" if over else ""
-        return text + (f"; {in_words(ruled)} of the peak must not be recomputed" if ruled else "")
+        text = f"{self.floor or 'nothing'} needs {format_size(self.floor_own_bytes)} at once"
+        text += f", beside {format_size(over)} that cannot be recomputed" if over else ""
+        return text + (
+            f"; {format_size(ruled)} of the peak must not be recomputed" if ruled else ""
+        )
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -87,7 +89,7 @@ class Explanation(NamedTuple):
         rows = [(g.nbytes, g.choice, str(g), g.why) for g in groups[:SHOWN]]
         rest = groups[SHOWN:]
         tensors, nbytes = sum(len(g.members) for g in rest), sum(g.nbytes for g in rest)
-        more = [f"{in_words(nbytes):>10}  in {tensors} more tensors"] if rest else []
+        more = [f"{format_size(nbytes):>10}  in {tensors} more tensors"] if rest else []
         return "\n".join([*self._table(rows), *more])
 
     def details(self) -> str:
@@ -100,19 +102,19 @@ class Explanation(NamedTuple):
         if not self.tensors and not self.pool_bytes:
             return [NO_OPERATORS]
         lines = [
-            "pool       " + in_words(self.pool_bytes),
-            f"peak       {in_words(self.peak_bytes)} alive at once, in {self.peak}",
-            f"floor      {in_words(self.floor_bytes)}: {self.bounded_by}",
+            "pool       " + format_size(self.pool_bytes),
+            f"peak       {format_size(self.peak_bytes)} alive at once, in {self.peak}",
+            f"floor      {format_size(self.floor_bytes)}: {self.bounded_by}",
         ]
         for kind in KINDS.values():
             title = kind if kind == "recomputed" else kind + "s"
             chosen = [t.nbytes for t in self.tensors if t.kind == kind]
             share = f"{100 * sum(chosen) / max(1, self.peak_bytes):.0f} %"
-            text = f"{in_words(sum(chosen))} of the peak ({share}), {len(chosen)} tensors"
+            text = f"{format_size(sum(chosen))} of the peak ({share}), {len(chosen)} tensors"
             lines += [f"{title:10} {text}"] if chosen else []
         lines += ["", f"{'memory':>10}  {'kind':10}  of"]
         for nbytes, kind, text, rule in rows:
-            row = f"{in_words(nbytes):>10}  {kind:10}  {text}"
+            row = f"{format_size(nbytes):>10}  {kind:10}  {text}"
             lines.append(row + (f" (never recomputed: {rule})" if rule else ""))
         return lines
 

@@ -15,8 +15,8 @@ from memonger.api import plot, report
 from memonger.api.plan import Plan, plan_of
 from memonger.api.report import Reported
 from memonger.graph.inputs import read_pairs
-from memonger.planners.candidates import Candidate, Searched, by_added_time, not_dominated
-from memonger.schedules.layouts import Refused
+from memonger.planners.candidates import Candidate, SearchResult, by_added_time, pareto_front
+from memonger.schedules.layouts import LayoutMismatch
 from memonger.solve.options import Options, read_options, split_options
 from memonger.solve.request import Request, read_arguments, read_request
 from memonger.solve.solution import (
@@ -27,8 +27,8 @@ from memonger.solve.solution import (
     plan_by,
     solve,
 )
-from memonger.solve.ways import Way, search_front, search_smallest
-from memonger.support.allocator import giving_back
+from memonger.solve.strategies import Strategy, search_pareto_front, search_smallest
+from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
 from memonger.support.files import Path
@@ -77,7 +77,7 @@ class Frontier(Reported, Tuple[Plan, ...]):
         plot.plot_frontier(file, self)
 
 
-@giving_back()
+@trim_heap()
 def frontier(  # type: ignore[misc]  # options of `plan` go through
     net: Symbol,
     shapes: object = None,
@@ -114,11 +114,11 @@ def frontier(  # type: ignore[misc]  # options of `plan` go through
     points = check_count("points", points, 2)
     request, how = read_arguments("frontier", net, shapes, options, OF_ONE_PLAN)
 
-    def find(way: Way) -> tuple[Way, Searched]:
-        return way, search_front(way)
+    def find(strategy: Strategy) -> tuple[Strategy, SearchResult]:
+        return strategy, search_pareto_front(strategy)
 
-    way, searched = plan_by(request, how, find)
-    candidates = not_dominated(searched.plans, by_added_time)
+    strategy, searched = plan_by(request, how, find)
+    candidates = pareto_front(searched.plans, by_added_time)
     interrupted = searched.interrupted
     if len(candidates) > points:
         pools = np.array([candidate.pool_bytes for candidate in candidates])
@@ -128,7 +128,7 @@ def frontier(  # type: ignore[misc]  # options of `plan` go through
     solutions = []
     try:
         for plan in candidates:
-            solutions.append(confirm_or_none(way, plan))
+            solutions.append(confirm_or_none(strategy, plan))
     except KeyboardInterrupt:
         if not solutions:
             raise
@@ -136,7 +136,7 @@ def frontier(  # type: ignore[misc]  # options of `plan` go through
     if interrupted:
         log.warning("interrupted: these are the plans that were found so far")
     plans = [plan_of(replace(solution, interrupted=interrupted)) for solution in solutions]
-    return Frontier(not_dominated(plans, lambda plan: (plan.time_overhead, plan.pool_bytes)))
+    return Frontier(pareto_front(plans, lambda plan: (plan.time_overhead, plan.pool_bytes)))
 
 
 class _Largest(NamedTuple):
@@ -185,7 +185,7 @@ class LargestBatch(_Largest):
         report.write_report(file, replace(shown, batches=plans))
 
 
-@giving_back()
+@trim_heap()
 def largest_batch(  # type: ignore[misc]  # options of `plan` go through
     net: Symbol,
     shapes: object,
@@ -235,10 +235,10 @@ def largest_batch(  # type: ignore[misc]  # options of `plan` go through
     request = partial(_request, open_shapes, keywords)
     limit = int(how.budget.amount)
 
-    def find(way: Way) -> LargestBatch:
-        make = partial(type(way), options=way.options)
-        way_at = lru_cache(maxsize=None)(lambda batch: make(request(batch)))
-        return _largest_batch(way_at, limit)
+    def find(strategy: Strategy) -> LargestBatch:
+        make = partial(type(strategy), options=strategy.options)
+        strategy_at = lru_cache(maxsize=None)(lambda batch: make(request(batch)))
+        return _largest_batch(strategy_at, limit)
 
     largest = plan_by(request(1), how, find)
     largest._request, largest._options = request, how
@@ -251,24 +251,24 @@ def _request(shapes: Mapping[str, Json], keywords: Keywords, batch: int) -> Requ
     return read_request(shapes=sizes, **keywords)
 
 
-def _largest_batch(way_at: Callable[[int], Way], limit: int) -> LargestBatch:
+def _largest_batch(strategy_at: Callable[[int], Strategy], limit: int) -> LargestBatch:
     """Find the largest batch that takes at most ``limit`` bytes, of a network at each batch."""
 
     def bytes_at(batch: int, plan: Candidate | None = None) -> float:
         """Return the bytes that the budget bounds, of a plan that was made at another batch."""
         try:
-            way = way_at(batch)
-            memory = way.predict_unplanned() if plan is None else way.predict_memory(plan)
-        except (TooLargeError, Refused):
+            strategy = strategy_at(batch)
+            memory = strategy.predict_unplanned() if plan is None else strategy.predict_memory(plan)
+        except (TooLargeError, LayoutMismatch):
             return math.inf
-        return way.count_bytes(memory)
+        return strategy.count_bytes(memory)
 
     batch = unplanned = _largest(bytes_at, limit)
     smallest, interrupted = None, False
     try:
-        way = way_at(max(FIRST_BATCH, unplanned))
-        searched = search_smallest(way)
-        smallest, _ = choose_smallest(way, searched.plans)
+        strategy = strategy_at(max(FIRST_BATCH, unplanned))
+        searched = search_smallest(strategy)
+        smallest, _ = choose_smallest(strategy, searched.plans)
         interrupted = searched.interrupted
         if smallest is not None:
             batch = max(batch, _largest(partial(bytes_at, plan=smallest), limit))
@@ -284,16 +284,18 @@ def _largest_batch(way_at: Callable[[int], Way], limit: int) -> LargestBatch:
             least,
         )
 
-    def search() -> Searched:
+    def search() -> SearchResult:
         """Search at this batch, unless the user has interrupted what came before."""
-        searched = Searched([], True) if interrupted else search_front(way_at(batch))
+        searched = (
+            SearchResult([], True) if interrupted else search_pareto_front(strategy_at(batch))
+        )
         carried = [replace(smallest, pool_bytes=0)] if smallest else []
         return replace(searched, plans=[*searched.plans, *carried])
 
     solution = None
     while solution is None:
         try:
-            solution = find_fastest(way_at(batch), search)
+            solution = find_fastest(strategy_at(batch), search)
         except KeyboardInterrupt:
             if interrupted:
                 raise

@@ -28,7 +28,7 @@ from memonger.solve.request import Request, read_mxnet_variables, read_structure
 from memonger.solve.selection import Selection
 from memonger.solve.solution import Solution, describe_slowest, describe_unmet
 from memonger.support import files
-from memonger.support.errors import MemongerError, in_words
+from memonger.support.errors import MemongerError, format_size
 from memonger.support.mxnet import mx
 from memonger.support.removed import refuse_removed
 from memonger.support.symbols import attributes, load_nodes, read
@@ -162,25 +162,25 @@ class Plan(Reported):
         """Describe the plan, of which this is the explanation, as ``print`` does."""
         chosen = [group for group in explanation.groups if group.choice != "freed"][:GROUPS]
         fates = [g.choice + (f" ({g.why})" if g.why else "") for g in chosen]
-        groups = [f"{g}: {fate}, {in_words(g.nbytes)}" for g, fate in zip(chosen, fates)]
+        groups = [f"{g}: {fate}, {format_size(g.nbytes)}" for g, fate in zip(chosen, fates)]
         saved, count = self.unplanned_bytes - self.pool_bytes, len(self.kept) + len(self.recomputed)
         is_cpu = self.request.device_type == "cpu"
         gpu = f" for {self.options['gpu']}" if "gpu" in self.options else ""
         rounding = "; on a CPU it may round otherwise than the network without it"
         lines = {
-            "before": f"{in_words(self.unplanned_bytes)} without a plan",
-            "after": f"{in_words(self.pool_bytes)}, of which {in_words(self.peak_bytes)} are alive "
-            "at once",
-            "saved": f"{in_words(saved)}, {100 * saved / max(1, self.unplanned_bytes):.0f} %",
-            "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan"
+            "before": f"{format_size(self.unplanned_bytes)} without a plan",
+            "after": f"{format_size(self.pool_bytes)}, of which {format_size(self.peak_bytes)} are "
+            "alive at once",
+            "saved": f"{format_size(saved)}, {100 * saved / max(1, self.unplanned_bytes):.0f} %",
+            "floor": f"{format_size(self.floor_bytes)} must be alive at once under any plan"
             + (f", in {self.floor}" if self.floor else ""),
-            "device": f"{in_words(self.device_bytes)} of {'the CPU' if is_cpu else 'a GPU'}, "
-            f"{in_words(self.unplanned_device_bytes)} without a plan: the pool, parameters, their "
-            "gradients and inputs" + ("" if is_cpu else ", in MXNet's blocks"),
-            "held": f"{in_words(self.held_bytes)} of it are held by operators, with any plan"
+            "device": f"{format_size(self.device_bytes)} of {'the CPU' if is_cpu else 'a GPU'}, "
+            f"{format_size(self.unplanned_device_bytes)} without a plan: the pool, parameters, "
+            "their gradients and inputs" + ("" if is_cpu else ", in MXNet's blocks"),
+            "held": f"{format_size(self.held_bytes)} of it are held by operators, with any plan"
             if self.held_bytes
             else "",
-            "shared": f"{in_words(self.temporary_bytes)} of it are temporary space, which "
+            "shared": f"{format_size(self.temporary_bytes)} of it are temporary space, which "
             "operators share"
             if self.temporary_bytes
             else "",
@@ -240,8 +240,8 @@ class Plan(Reported):
             If matplotlib is not installed, or the file cannot be written.
         """
         panels = {
-            f"without a plan: a pool of {in_words(self.unplanned_bytes)}": self._unplanned,
-            f"with the plan: a pool of {in_words(self.pool_bytes)}": self._memory,
+            f"without a plan: a pool of {format_size(self.unplanned_bytes)}": self._unplanned,
+            f"with the plan: a pool of {format_size(self.pool_bytes)}": self._memory,
         }
         plot.plot_memory(file, panels)
 
@@ -262,7 +262,7 @@ class Plan(Reported):
         if not measure:
             return self.time_overhead
         memory = self._memory
-        timed_on = self.request.find_timed(self.options.get("gpu"), measure)
+        timed_on = self.request.find_timing_device(self.options.get("gpu"), measure)
         times = find_times(memory.training, timed_on)
         return float(times.forward[memory.recomputed].sum() / times.step)
 
@@ -470,19 +470,19 @@ def plan_of(solution: Solution) -> Plan:
     """Make a Plan of a solution, and log what it warns of."""
     for warning in solution.warnings:
         log.warning(warning)
-    way, plan, memory = solution.way, solution.plan, solution.memory
-    nodes, unplanned = way.graph.nodes, way.measure_unplanned()
+    strategy, plan, memory = solution.strategy, solution.plan, solution.memory
+    nodes, unplanned = strategy.graph.nodes, strategy.measure_unplanned()
     inserted = insert([node.name for node in nodes], plan.copies).behind
     masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed(len(nodes))) if not n.is_variable]
-    options = {k: v for k, v in vars(way.options).items() if v != getattr(Options, k)}
+    options = {k: v for k, v in vars(strategy.options).items() if v != getattr(Options, k)}
     for name in ("budget", "knee", "slower_than", "lent"):
         options.pop(name, None)
     if solution.is_fastest:
         options["budget"] = memory.pool_bytes
-    unmet = describe_unmet(way, plan)
+    unmet = describe_unmet(strategy, plan)
     if unmet:
         text = "recompute= names %d operators of which %d are not recomputed; print the plan"
-        log.warning(text, len(way.request.recompute.nodes), len(unmet))
+        log.warning(text, len(strategy.request.recompute.nodes), len(unmet))
     planned = Plan(
         symbol=solution.symbol,
         unplanned_bytes=unplanned.pool_bytes,
@@ -495,10 +495,10 @@ def plan_of(solution: Solution) -> Plan:
         planner=plan.origin,
         candidates=dict(solution.costs),
         interrupted=solution.interrupted,
-        floor_bytes=way.find_lower_bound().nbytes,
-        floor=way.find_lower_bound().name(nodes),
+        floor_bytes=strategy.find_lower_bound().nbytes,
+        floor=strategy.find_lower_bound().name(nodes),
         slowest=describe_slowest(memory),
-        request=way.request,
+        request=strategy.request,
         time_overhead=plan.added_time or 0.0,
         schedule=plan.schedule,
         unmet=unmet,

@@ -12,10 +12,10 @@ from memonger.solve.memory import measure as measured
 from memonger.solve.options import NAMES, Options
 from memonger.solve.request import read_arguments, read_call, read_request
 from memonger.solve.solution import BARE, estimate_schedule, solve
-from memonger.solve.ways import Marks
-from memonger.support.allocator import giving_back
+from memonger.solve.strategies import Marks
+from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
-from memonger.support.errors import MB, MemongerError, in_words
+from memonger.support.errors import MB, MemongerError, format_size
 from memonger.support.types import Symbol
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ log = logging.getLogger("memonger")
 WORTH = 0.75  # of the memory of marks: a schedule that needs less is pointed out
 
 
-@giving_back()
+@trim_heap()
 def plan(
     net: Symbol,
     shapes: object = None,
@@ -200,7 +200,7 @@ def search_plan(  # type: ignore[misc]  # options of `plan` go through
             text = (
                 "a schedule would take about %s where these marks take %s: how='schedule', work=2"
             )
-            log.info(text, in_words(least), in_words(planned.pool_bytes))
+            log.info(text, format_size(least), format_size(planned.pool_bytes))
     return planned.symbol
 
 
@@ -291,20 +291,22 @@ def make_mirror_plan(
     request = read_request(
         sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx, until=until, devices=devices
     )
-    way = Marks(request, Options(rules=rules))
-    original = chen2016.mirror_plan(way.graph, way.hints, check_count("threshold", threshold, 0))
+    strategy = Marks(request, Options(rules=rules))
+    original = chen2016.mirror_plan(
+        strategy.graph, strategy.hints, check_count("threshold", threshold, 0)
+    )
     if plan_info is not None:
         plan_info.update(max_size=original.max_size, save_size=original.save_size)
     bare = original.mask.copy()
-    bare[way.kept] = False
+    bare[strategy.kept] = False
     if not rules:
         log.warning(BARE)
-        return marks.apply(way.request.symbol, bare)
-    applied_rules = way.build_rules()
+        return marks.apply(strategy.request.symbol, bare)
+    applied_rules = strategy.build_rules()
     mask = applied_rules.apply(bare)
     cost, ruled_cost = (applied_rules.replay(m).pool_bytes // MB for m in (bare, mask))
     log.info("cost=%d MB before the rules, %d MB with them", cost, ruled_cost)
-    return marks.apply(way.request.symbol, mask, applied_rules.native(mask))
+    return marks.apply(strategy.request.symbol, mask, applied_rules.native(mask))
 
 
 def get_cost(

@@ -222,7 +222,7 @@ def data_of(shown: Shown) -> dict[str, Json]:
 def _predict_times(plan: Plan) -> Times:
     """Predict the times of operators without the plan, as they were when it was made."""
     options = plan.options
-    device = plan.request.find_timed(options.get("gpu"), bool(options.get("measure")))
+    device = plan.request.find_timing_device(options.get("gpu"), bool(options.get("measure")))
     return find_times(plan._unplanned.training, device)
 
 

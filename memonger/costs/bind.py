@@ -7,7 +7,7 @@ from typing import Iterable, Mapping
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import bind_inferred, makes_rows, unallocated
-from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import Settings, environment, mx, without_notices
 from memonger.support.types import Context, Executor, Symbol
 
@@ -35,7 +35,7 @@ def bind(
             )
             return symbol.bind(ctx, arrays, gradients, request, arrays)
     except mx.MXNetError as error:
-        why = said_by_mxnet(error)
+        why = mxnet_message(error)
         leaky = [n.name for n in graph.nodes if n.op == "LeakyReLU" and "act_type" not in n.attrs]
         if leaky and "_Map_base" in str(error):  # IsFusionCompatible looks for it in vain
             why = (

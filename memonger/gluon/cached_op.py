@@ -18,7 +18,7 @@ from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused, reach
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.schedules.execution.arena import address
 from memonger.solve.options import Budget
-from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, said_by_mxnet
+from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, mxnet_message
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.symbols import read
 from memonger.support.types import Context, Keywords, NDArray, Parameter, Symbol
@@ -180,7 +180,7 @@ class PlannedOp:
             raise
         except (MemongerError, mx.MXNetError) as error:
             outputs = self._usual(*arrays)  # raises as without a plan if the call is at fault
-            reason = said_by_mxnet(error) if isinstance(error, mx.MXNetError) else str(error)
+            reason = mxnet_message(error) if isinstance(error, mx.MXNetError) else str(error)
             self._block.refuse(reason)
             self._block.decision = Decision(kind, refusal=reason)
             self._decisions.insert(0, self._block.decision)

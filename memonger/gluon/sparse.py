@@ -15,7 +15,7 @@ from memonger.gluon.outputs import merged
 from memonger.gluon.runner import reached
 from memonger.graph.operators.gradients import makes_rows
 from memonger.graph.operators.recompute import draws
-from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import mx
 from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Block, NDArray, Parameter, Symbol
@@ -38,7 +38,7 @@ def planned_op(block: PlannedBlock, net: Block, inputs: Sequence[NDArray]) -> Pl
     try:
         parts = split(symbol, parameters, arrays)
     except (MemongerError, mx.MXNetError) as error:
-        reason = said_by_mxnet(error) if isinstance(error, mx.MXNetError) else str(error)
+        reason = mxnet_message(error) if isinstance(error, mx.MXNetError) else str(error)
         return PlannedOp(block, usual, symbol, parameters, reason)
     if parts is None:
         return PlannedOp(block, usual, symbol, parameters)

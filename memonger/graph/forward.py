@@ -139,7 +139,7 @@ UNFUSED_COPY = "reshape_like"
 PRODUCT = "broadcast_mul"
 
 
-class KeptCopy(NamedTuple):
+class SavedIdentity(NamedTuple):
     """An identity behind the first output of a recomputed node: the result that is kept."""
 
     node: int
@@ -157,7 +157,7 @@ class KeptCopy(NamedTuple):
 class Insertion(NamedTuple):
     """A network with its kept copies: where its nodes stand, and what is inserted."""
 
-    copies: tuple[KeptCopy, ...]
+    copies: tuple[SavedIdentity, ...]
     new_index: list[int]  # old node -> its index now
     behind: dict[int, list[Node]]  # old node -> what is inserted behind it, the copy last
     node_count: int  # with all copies in
@@ -171,7 +171,7 @@ class Insertion(NamedTuple):
         first = self.new_index[node]
         return range(first, first + 1 + len(self.behind.get(node, ())))
 
-    def index_of(self, copy: KeptCopy) -> int:
+    def index_of(self, copy: SavedIdentity) -> int:
         """Return where the identity of a copy stands."""
         return self.new_index[copy.node] + copy.offset
 
@@ -188,7 +188,7 @@ class Insertion(NamedTuple):
         spread[self.new_index] = values
         return spread
 
-    def needed(self, extended: Bools) -> tuple[KeptCopy, ...]:
+    def needed(self, extended: Bools) -> tuple[SavedIdentity, ...]:
         """Return the copies that a plan makes use of: kept, of what is not."""
         recomputed = extended[self.new_index]
         return tuple(
@@ -198,7 +198,7 @@ class Insertion(NamedTuple):
         )
 
 
-def insert(names: Sequence[str], copies: Iterable[KeptCopy] = ()) -> Insertion:
+def insert(names: Sequence[str], copies: Iterable[SavedIdentity] = ()) -> Insertion:
     """Make the nodes of kept copies for a network whose nodes have these names."""
     copies = tuple(copies)
     copy_of = {copy.node: copy for copy in copies}
@@ -232,7 +232,9 @@ def insert(names: Sequence[str], copies: Iterable[KeptCopy] = ()) -> Insertion:
     return Insertion(copies, new_index, behind, index)
 
 
-def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[ForwardGraph, Insertion]:
+def with_copies(
+    graph: ForwardGraph, copies: Iterable[SavedIdentity]
+) -> tuple[ForwardGraph, Insertion]:
     """Return the graph as ``marks.apply`` leaves the symbol, and where its nodes stand."""
     insertion = insert([node.name for node in graph.nodes], copies)
     new_index = insertion.new_index

@@ -11,7 +11,7 @@ import numpy as np
 from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.graph.operators.tensors import Shape, check_elements
 from memonger.support.checks import check_count, did_you_mean
-from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import mx
 from memonger.support.symbols import check_graph, load_nodes, read
 from memonger.support.types import Context, DTypeLike, Symbol
@@ -48,7 +48,7 @@ def check_symbol(symbol: object) -> Symbol:
     try:
         graph = read(symbol)
     except (mx.MXNetError, ValueError) as error:  # a cycle, or a name that is not UTF-8
-        raise MemongerError(f"the network has no JSON: {said_by_mxnet(error)}") from None
+        raise MemongerError(f"the network has no JSON: {mxnet_message(error)}") from None
     check_graph(graph, "the network")  # without it the next line may end the process
     if not symbol.list_outputs():
         raise MemongerError("the Symbol is an empty Group: it has no outputs to train")

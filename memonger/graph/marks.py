@@ -12,7 +12,7 @@ from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from memonger.graph.forward import INSERTED, PRODUCT, RECORD, ForwardGraph, KeptCopy, insert
+from memonger.graph.forward import INSERTED, PRODUCT, RECORD, ForwardGraph, SavedIdentity, insert
 from memonger.graph.inputs import check_symbol
 from memonger.graph.operators.recompute import UNTOUCHED, truth
 from memonger.graph.operators.tensors import Shape
@@ -38,7 +38,7 @@ def read_mask(graph: ForwardGraph) -> Bools:
 
 
 def apply(
-    symbol: Symbol, mask: Bools, native: Iterable[int] = (), copies: Iterable[KeptCopy] = ()
+    symbol: Symbol, mask: Bools, native: Iterable[int] = (), copies: Iterable[SavedIdentity] = ()
 ) -> Symbol:
     """Return a copy of an unplanned symbol in which just the operators of ``mask`` are recomputed.
 
@@ -66,8 +66,8 @@ def apply(
 
 
 def make_inferable(
-    symbol: Symbol, copies: Sequence[KeptCopy], shapes: Mapping[str, Shape]
-) -> tuple[KeptCopy, ...]:
+    symbol: Symbol, copies: Sequence[SavedIdentity], shapes: Mapping[str, Shape]
+) -> tuple[SavedIdentity, ...]:
     """Return the copies, with none unfused where MXNet infers a shape from its reader.
 
     An example is the first product with the state of an RNN cell, which is zeros for any batch.

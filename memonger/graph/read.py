@@ -15,7 +15,7 @@ from memonger.graph.forward import FLOAT, ForwardGraph, Node, no_collection
 from memonger.graph.inputs import PARAMETER_ENDINGS, TYPE, InputSpec, drop_old_types
 from memonger.graph.operators.gradients import bind_inferred
 from memonger.graph.operators.tensors import DENSE_NUMBERS, STORAGE, Shape, Tensor, Tensors
-from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import environment, mx, without_notices
 from memonger.support.symbols import all_outputs, load_nodes, read
 from memonger.support.types import Json, Symbol
@@ -120,9 +120,9 @@ def _explain_shapes(graph: Json, spec: InputSpec, message: str) -> str:
     """Return MXNet's message without its stack trace, with the node and its inputs' shapes."""
     match = re.search(r"Error in operator ([^:]+): (?:\[[^\]]*\] [^ ]+: )?(.*)", message, re.S)
     if not match:
-        return f"the shapes do not fit the network: {said_by_mxnet(message)}"
+        return f"the shapes do not fit the network: {mxnet_message(message)}"
     name, text = match.groups()
-    reason = said_by_mxnet(text) if "Traceback" in text else text.strip().split("\n")[0]
+    reason = mxnet_message(text) if "Traceback" in text else text.strip().split("\n")[0]
     where, nodes = repr(name), graph["nodes"]
     with contextlib.suppress(mx.MXNetError, StopIteration):
         node = next(n for n in nodes if n["name"] == name and n["op"] != "null")
@@ -160,7 +160,7 @@ def _infer_types(
             _, inferred, _ = outputs.infer_type_partial(**types)
     except mx.MXNetError as error:
         raise MemongerError(
-            f"the types do not fit: {said_by_mxnet(error)}; give those of the inputs as "
+            f"the types do not fit: {mxnet_message(error)}; give those of the inputs as "
             "type_dict={...}"
         ) from None
     names = {kind: FLOAT if kind is None else np.dtype(kind).name for kind in set(inferred)}

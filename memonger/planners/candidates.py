@@ -14,7 +14,7 @@ from typing import (
     TypeVar,
 )
 
-from memonger.graph.forward import KeptCopy
+from memonger.graph.forward import SavedIdentity
 from memonger.schedules.schedule import Schedule
 from memonger.support.types import Bools, Int64s
 
@@ -25,7 +25,7 @@ class MarkPlan(NamedTuple):
     """A plan by marks: the nodes that are recomputed, and saved identities."""
 
     mask: Bools  # whether each node is recomputed
-    copies: tuple[KeptCopy, ...] = ()
+    copies: tuple[SavedIdentity, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Candidate:  # type: ignore[misc]  # of ``plan``
         return self.plan if isinstance(self.plan, Schedule) else None
 
     @property
-    def copies(self) -> tuple[KeptCopy, ...]:
+    def copies(self) -> tuple[SavedIdentity, ...]:
         return self.plan.copies if isinstance(self.plan, MarkPlan) else ()
 
     @property
@@ -67,7 +67,7 @@ class Candidate:  # type: ignore[misc]  # of ``plan``
 
 
 @dataclass(frozen=True, eq=False)
-class Searched:
+class SearchResult:
     """The plans of a search: first the fastest, or the smallest of a search for least memory."""
 
     plans: Sequence[Candidate]
@@ -90,7 +90,7 @@ def by_added_time(candidate: Candidate) -> tuple[float, float]:
     return candidate.added_time or 0.0, candidate.pool_bytes
 
 
-def not_dominated(plans: Iterable[T], costs: Callable[[T], tuple[float, float]]) -> list[T]:
+def pareto_front(plans: Iterable[T], costs: Callable[[T], tuple[float, float]]) -> list[T]:
     """Return the plans that no other beats in both costs (of equals one), the least first first."""
     front: list[T] = []
     for plan in sorted(plans, key=costs):

@@ -30,7 +30,7 @@ from memonger.support.types import AnyArray, Bools, Int32s, Int64s
 BEFORE, AFTER, HOLD = "before", "after", "hold"  # a row: HOLD reads an input after it
 
 
-class Refused(MemongerError):
+class LayoutMismatch(MemongerError):
     """A schedule by which a layout cannot be as expected; another one may be carried out."""
 
 
@@ -132,9 +132,9 @@ def _lay_out(step: StepGraph, row: int, k: int, plain: bool, have: int, usual: i
     return inserts
 
 
-def refusal(training: StepGraph, row: int) -> Refused:
+def refusal(training: StepGraph, row: int) -> LayoutMismatch:
     """Make the error for a schedule by which a layout cannot be as expected."""
-    return Refused(
+    return LayoutMismatch(
         f"MKLDNN would lay out what {training.describe(row)} reads in another "
         "way by this schedule than without one, so that it rounds differently; how='marks' can "
         "plan this network"

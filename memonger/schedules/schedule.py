@@ -64,15 +64,15 @@ class Workload:
     #: of the first time (`FIRST_TIME`) is held until then, whatever the schedule.
     reads: tuple[tuple[int, ...], ...]
     once: Bools  # whether each node must not run again; Dropout may, as its mask is kept
-    wished: Bools  # whether each node is to run again before a gradient reads its result
+    forced: Bools  # whether each node is to run again before a gradient reads its result
 
 
 def workload(
-    training: TrainingGraph, kept: Sequence[int] = (), wished: Sequence[int] = ()
+    training: TrainingGraph, kept: Sequence[int] = (), forced: Sequence[int] = ()
 ) -> Workload:
     """Find what a training step must run.
 
-    The nodes ``kept`` must not run again, and ``wished`` are to, where they may.
+    The nodes ``kept`` must not run again, and ``forced`` are to, where they may.
     A network whose gradients cannot all be written out is refused (MemongerError).
     """
     nodes, t = training.graph.nodes, training.arrays
@@ -112,7 +112,7 @@ def workload(
         elif not node.is_variable and node.op != "Dropout":
             once[x] |= training.graph.why_kept(x) is not None
     once[list(kept)] = True
-    runs_again = np.isin(np.arange(n), [training.same[x] for x in wished]) & ~once
+    runs_again = np.isin(np.arange(n), [training.same[x] for x in forced]) & ~once
     runs_again[[x for x, _ in training.graph.heads]] = False
     return Workload(
         training=training,
@@ -121,7 +121,7 @@ def workload(
         inputs=tuple(read([x]) for x in range(n)),
         reads=tuple(read(rows_of.get(x, [])) for x in range(n)),
         once=once,
-        wished=runs_again,
+        forced=runs_again,
     )
 
 

@@ -14,8 +14,8 @@ from memonger.graph.operators.tensors import DENSE_NUMBERS, STORAGE
 from memonger.schedules.execution.plain import PlainNetwork
 from memonger.schedules.execution.symbol import ScheduledSymbol, by_name, requests_of
 from memonger.scripts.executor import marked
-from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
-from memonger.support.mxnet import binds_for_itself, mx
+from memonger.support.errors import BudgetError, MemongerError, mxnet_message
+from memonger.support.mxnet import is_internal_bind, mx
 from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Context, Executor, Keywords, Symbol
 from memonger.support.versions import MXNET_ERRORS
@@ -49,7 +49,7 @@ def _replacement(usual: FunctionType, reader: Callable[[Symbol, Keywords], Train
     @functools.wraps(usual)
     def bind(self: Symbol, ctx: Context, *args: object, **kwargs: object) -> Executor:
         session, caller = _session, sys._getframe(1).f_globals
-        if session is None or binds_for_itself() or _is_a_copy(caller):
+        if session is None or is_internal_bind() or _is_a_copy(caller):
             return usual(self, ctx, *args, **kwargs)
         reason = ""
         try:
@@ -72,7 +72,7 @@ def _replacement(usual: FunctionType, reader: Callable[[Symbol, Keywords], Train
         except MemongerError as error:
             reason = str(error)
         except (*MXNET_ERRORS, TypeError) as error:  # MXNet's, of the plan or of the call
-            reason = said_by_mxnet(error)
+            reason = mxnet_message(error)
         executor = usual(self, ctx, *args, **kwargs)  # raises for mistakes of the call
         if reason:
             session.refuse(self, reason)

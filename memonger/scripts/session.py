@@ -24,16 +24,16 @@ from memonger.graph.forward import no_collection
 from memonger.graph.marks import clear, is_marked, is_planned
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.schedules.execution.executor import ScheduledExecutor
-from memonger.scripts import kept
+from memonger.scripts import plan_cache
 from memonger.scripts.binds import plan_binds
 from memonger.scripts.run import check_options
 from memonger.solve.memory import measure
 from memonger.solve.options import Lent
 from memonger.solve.request import read_arguments, read_call, read_mxnet_variables
 from memonger.solve.solution import solve
-from memonger.support.allocator import giving_back
+from memonger.support.allocator import trim_heap
 from memonger.support.cache import Latest
-from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, in_words
+from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, format_size
 from memonger.support.files import Path as FilePath
 from memonger.support.mxnet import mx
 from memonger.support.symbols import as_json, read
@@ -148,8 +148,10 @@ class Session:
             requests = (read_call(net, ctx=ctx, **bind) for net in (symbol, clear(symbol)))
             with_marks, without = (measure(request).pool_bytes for request in requests)
             if with_marks < without:
-                text = f"trains by its own marks (force_mirroring), in {in_words(with_marks)} of "
-                text += f"{in_words(without)}; to have it planned, remove them"
+                text = (
+                    f"trains by its own marks (force_mirroring), in {format_size(with_marks)} of "
+                )
+                text += f"{format_size(without)}; to have it planned, remove them"
                 self._log_once(logging.WARNING, symbol, text)
                 return None
         lent, pool = None, self.pools.get(shared) if shared is not None else None
@@ -221,14 +223,14 @@ class Session:
         finally:
             timer.cancel()
 
-    @giving_back()
+    @trim_heap()
     def _kept_or_new(
         self, net: Symbol, shapes: object, keywords: Keywords, lent: Lent | None
     ) -> Plan:
         request, options = read_arguments("enable", net, shapes, keywords)
         options = replace(options, lent=lent)
-        file = kept.file_of(request, options) if self._cache else None
-        plan = kept.read(file, request) if file is not None else None
+        file = plan_cache.file_of(request, options) if self._cache else None
+        plan = plan_cache.read(file, request) if file is not None else None
         if plan is None:
             plan = replace(plan_of(solve(request, options)))  # without its replay: it may be large
             if file is not None and not plan.interrupted:
@@ -238,7 +240,7 @@ class Session:
     def _keep(self, file: Path, plan: Plan) -> None:
         """Keep a plan for the next start; warn, once, where that is not possible."""
         try:
-            kept.write(file, plan)
+            plan_cache.write(file, plan)
         except MemongerError as error:
             if not self._unkept:
                 text = "plans are not kept for the next start: %s; MEMONGER_CACHE names the folder"
@@ -250,9 +252,9 @@ class Session:
         before, after = plan.unplanned_bytes, plan.pool_bytes
         if self._budget is not None and self._budget.of == "device":
             before, after = plan.unplanned_device_bytes, plan.device_bytes
-        text = in_words(before)
+        text = format_size(before)
         if plan.pool_bytes < plan.unplanned_bytes:
-            text += f" -> {in_words(after)}"
+            text += f" -> {format_size(after)}"
             text += f", {100 * plan.time_overhead:.0f} % of a step's time added"
         else:
             text += f", as it is{plan.declined and ': '}{plan.declined}"

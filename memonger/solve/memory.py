@@ -23,7 +23,7 @@ from memonger.schedules.expand import step_for
 from memonger.schedules.training_step import Placed, TrainingStep
 from memonger.solve.options import Budget
 from memonger.solve.request import Request
-from memonger.support.allocator import giving_back
+from memonger.support.allocator import trim_heap
 from memonger.support.errors import MB
 from memonger.support.types import Bools, Int64s, Symbol
 
@@ -188,7 +188,7 @@ def confirm(memory: Memory, symbol: Symbol, request: Request) -> Memory:
     if isinstance(memory.replay, Placed):  # MXNet plans nothing of it
         return memory
     wanted = memory.training.wanted
-    with giving_back():
+    with trim_heap():
         executor = bind(symbol, memory.graph, request.device, wanted, request.grad_req)
         total = read_planned_mb(executor)
     return replace(memory, bound=total)

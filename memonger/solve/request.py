@@ -48,7 +48,7 @@ class Request:
         """The device to bind on: the CPU, so that no CUDA context is made, if no GPU is named."""
         return mx.cpu() if isinstance(self.ctx, str) else inputs.check_device(self.ctx)
 
-    def find_timed(self, gpu: str | None, measure: bool = False) -> TimedDevice:
+    def find_timing_device(self, gpu: str | None, measure: bool = False) -> TimedDevice:
         """Find whose times are meant: those of a GPU by its name in `GPUS`, or of a CPU.
 
         That is ``gpu`` if it is given. For GPUs it is the first one here; `USUAL` if there is none.

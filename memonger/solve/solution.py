@@ -1,7 +1,7 @@
 """From a search to a solution: choose a candidate within the limits, and confirm its plan.
 
 Candidates are in order of their time, or searched for least memory. The bytes of a candidate are a
-lower bound of what it takes (`Way.least_bytes`), and its memory is predicted to the byte only where
+lower bound of what it takes (``least_bytes``), and its memory is predicted to the byte only where
 that bound leaves it a chance. So each choice is as if the memory of all candidates was known: with
 more memory a plan is never slower.
 """
@@ -23,27 +23,27 @@ from memonger.graph.forward import no_collection
 from memonger.graph.operators.recompute import GPU, fuses
 from memonger.planners.candidates import (
     Candidate,
-    Searched,
+    SearchResult,
     by_added_time,
     by_memory,
-    not_dominated,
+    pareto_front,
 )
 from memonger.planners.marks.rules import kept_summary
 from memonger.planners.marks.smallest import NO_PLAN
-from memonger.schedules.layouts import Refused
+from memonger.schedules.layouts import LayoutMismatch
 from memonger.solve.memory import Memory
 from memonger.solve.options import AUTO, Lent, Options
 from memonger.solve.request import Request
-from memonger.solve.ways import (
+from memonger.solve.strategies import (
     SMALL_PATIENCE,
     Marks,
     Original,
     Schedules,
-    Way,
-    search_front,
+    Strategy,
+    search_pareto_front,
     search_smallest,
 )
-from memonger.support.errors import MB, BudgetError, MemongerError, in_words
+from memonger.support.errors import MB, BudgetError, MemongerError, format_size
 from memonger.support.types import Symbol
 
 log = logging.getLogger("memonger")
@@ -68,7 +68,7 @@ T = TypeVar("T")
 class Solution:
     """A plan that MXNet has bound."""
 
-    way: Way
+    strategy: Strategy
     plan: Candidate
     symbol: Symbol  # the planned network
     memory: Memory
@@ -89,7 +89,7 @@ def solve(request: Request, options: Options) -> Solution:
     return plan_by(request, replace(options, work=ONE_MORE), find)
 
 
-def plan_by(request: Request, options: Options, find: Callable[[Way], T]) -> T:
+def plan_by(request: Request, options: Options, find: Callable[[Strategy], T]) -> T:
     """Plan by marks or by schedules, as ``how`` says.
 
     With 'auto' that is by schedules, and by marks only where no schedule can hold the network.
@@ -103,81 +103,83 @@ def plan_by(request: Request, options: Options, find: Callable[[Way], T]) -> T:
                 raise
             refusal = error
     by_marks = Original if options.planner == "chen2016" else Marks
-    way = by_marks(request, replace(options, how="marks"))
+    strategy = by_marks(request, replace(options, how="marks"))
     if refusal is not None:
         log.warning("planning by marks, because no schedule can hold this network: %s", refusal)
-    return find(way)
+    return find(strategy)
 
 
-def solve_by(way: Way, judge: Callable[[Way, Solution], Solution] | None = None) -> Solution:
+def solve_by(
+    strategy: Strategy, judge: Callable[[Strategy, Solution], Solution] | None = None
+) -> Solution:
     """Choose what the options ask for of the plans that a search finds, and confirm it."""
-    options = way.options
-    if options.lent is not None and not way.wished:
-        solution = _find_fitting(way, options.lent)
+    options = strategy.options
+    if options.lent is not None and not strategy.forced:
+        solution = _find_fitting(strategy, options.lent)
         if solution is not None:
             return solution
     if options.budget is not None:
-        return find_fastest(way, lambda: search_front(way))
+        return find_fastest(strategy, lambda: search_pareto_front(strategy))
     if options.knee or options.slower_than is not None:
-        return _find_within_time(way, search_front(way))
-    solution = _find_smallest(way)
-    return judge(way, solution) if judge else solution
+        return _find_within_time(strategy, search_pareto_front(strategy))
+    solution = _find_smallest(strategy)
+    return judge(strategy, solution) if judge else solution
 
 
-def _find_smallest(way: Way) -> Solution:
+def _find_smallest(strategy: Strategy) -> Solution:
     """Find the plan of least memory."""
-    searched = search_smallest(way)
-    plan, _ = choose_smallest(way, searched.plans)
-    solution = _confirm(way, plan or searched.plans[0])  # raises Refused
+    searched = search_smallest(strategy)
+    plan, _ = choose_smallest(strategy, searched.plans)
+    solution = _confirm(strategy, plan or searched.plans[0])  # raises LayoutMismatch
     costs = {**searched.costs, **solution.costs}
-    return _advise(way, replace(solution, costs=costs, interrupted=searched.interrupted))
+    return _advise(strategy, replace(solution, costs=costs, interrupted=searched.interrupted))
 
 
-def find_fastest(way: Way, search: Callable[[], Searched]) -> Solution:
+def find_fastest(strategy: Strategy, search: Callable[[], SearchResult]) -> Solution:
     """Find the fastest plan within the budget: none, or one of those that are searched for.
 
     Raises BudgetError if none fits; KeyboardInterrupt if they are all that the user waited for.
     """
-    unplanned = way.measure_unplanned()
-    whole = way.count_bytes(unplanned)
-    if whole <= way.find_limit() and not way.wished:
+    unplanned = strategy.measure_unplanned()
+    whole = strategy.count_bytes(unplanned)
+    if whole <= strategy.find_limit() and not strategy.forced:
         log.info("the budget allows the network as it is, so nothing is recomputed")
-        return _confirm(way, way.make_no_plan())
-    limit = min(way.find_limit(), whole)
+        return _confirm(strategy, strategy.make_no_plan())
+    limit = min(strategy.find_limit(), whole)
     searched = search()
-    solution = _confirm_first(way, searched.plans, limit)
+    solution = _confirm_first(strategy, searched.plans, limit)
     if solution is None and searched.interrupted:
         raise KeyboardInterrupt
     if solution is None:
-        raise _describe_too_little(way, limit, searched.plans)
+        raise _describe_too_little(strategy, limit, searched.plans)
     if searched.interrupted:
         text = "interrupted: this is the fastest plan that fits of those found so far"
         solution = replace(solution, interrupted=True, warnings=(*solution.warnings, text))
-    most = way.options.slower_than
+    most = strategy.options.slower_than
     if most is None or _slowdown(solution.plan) <= most + SLACK:
         return solution
-    within, takes = _find_within_time(way, searched), way.count_bytes(solution.memory)
+    within, takes = _find_within_time(strategy, searched), strategy.count_bytes(solution.memory)
     raise BudgetError(
-        f"no plan was found that takes at most {format_bytes(way.find_limit())} and at most "
+        f"no plan was found that takes at most {format_bytes(strategy.find_limit())} and at most "
         f"{most:g} times the time: the fastest within the memory takes {format_bytes(takes)} and "
         f"{_slowdown(solution.plan):.3f} times the time, the smallest within the time "
-        f"{format_bytes(way.count_bytes(within.memory))} and {_slowdown(within.plan):.3f} times; "
-        "give more memory or more time",
+        f"{format_bytes(strategy.count_bytes(within.memory))} and {_slowdown(within.plan):.3f} "
+        "times; give more memory or more time",
         takes,
     )
 
 
-def _find_within_time(way: Way, searched: Searched) -> Solution:
+def _find_within_time(strategy: Strategy, searched: SearchResult) -> Solution:
     """Find the smallest plan within the limit of time, or the knee of the Pareto front."""
-    options, plans = way.options, searched.plans
+    options, plans = strategy.options, searched.plans
     most = math.inf if options.slower_than is None else options.slower_than + SLACK
     if options.knee:
         near = (plan for plan in _sort_by_knee(plans) if _slowdown(plan) <= most)
-        plan = next((plan for plan in near if _predict(way, plan)), None)
+        plan = next((plan for plan in near if _predict(strategy, plan)), None)
     else:
-        plan, _ = choose_smallest(way, (plan for plan in plans if _slowdown(plan) <= most))
+        plan, _ = choose_smallest(strategy, (plan for plan in plans if _slowdown(plan) <= most))
     if plan is not None:
-        return replace(confirm_or_none(way, plan), interrupted=searched.interrupted)
+        return replace(confirm_or_none(strategy, plan), interrupted=searched.interrupted)
     if searched.interrupted:
         raise KeyboardInterrupt
     fastest = plans[0]
@@ -196,7 +198,7 @@ def _sort_by_knee(plans: Sequence[Candidate]) -> Sequence[Candidate]:
     Both are scaled to [0, 1]. The nearest is the knee: beyond it, little of one buys much less of
     the other (Zeleny 1973, "Compromise programming").
     """
-    front = not_dominated(plans, by_added_time)
+    front = pareto_front(plans, by_added_time)
     costs = np.array([by_added_time(plan) for plan in front], dtype=np.float64)
     least, most = costs.min(axis=0), costs.max(axis=0)
     distance = np.hypot(*((costs - least) / np.maximum(most - least, 1e-12)).T)
@@ -208,50 +210,50 @@ def _slowdown(plan: Candidate) -> float:
     return 1 + (plan.added_time or 0.0)
 
 
-def _predict(way: Way, plan: Candidate) -> Memory | None:
+def _predict(strategy: Strategy, plan: Candidate) -> Memory | None:
     """Predict the memory of a plan; None if it takes too much work, or other layouts."""
-    most = math.inf if way.options.work is None else way.options.work + SLACK
-    with contextlib.suppress(Refused):
-        memory = way.predict_memory(plan)
+    most = math.inf if strategy.options.work is None else strategy.options.work + SLACK
+    with contextlib.suppress(LayoutMismatch):
+        memory = strategy.predict_memory(plan)
         return memory if 1 + memory.recomputed_flops <= most else None
     return None
 
 
 def choose_smallest(
-    way: Way, plans: Iterable[Candidate]
+    strategy: Strategy, plans: Iterable[Candidate]
 ) -> tuple[Candidate, Memory] | tuple[None, None]:
     """Choose the plan that is predicted to take the least memory, of those that are allowed."""
     best: tuple[Candidate, Memory] | tuple[None, None] = None, None
     for plan in sorted(plans, key=by_memory):
         if best[1] is not None and plan.pool_bytes >= best[1].pool_bytes:
             break
-        memory = _predict(way, plan)
+        memory = _predict(strategy, plan)
         if memory is not None and (best[1] is None or memory.pool_bytes < best[1].pool_bytes):
             best = plan, memory
     return best
 
 
-def _confirm_first(way: Way, plans: Iterable[Candidate], limit: float) -> Solution | None:
+def _confirm_first(strategy: Strategy, plans: Iterable[Candidate], limit: float) -> Solution | None:
     """Confirm the first plan that takes at most ``limit`` of the bytes that the budget bounds."""
     for plan in plans:
-        memory = _predict(way, plan) if way.least_bytes(plan) <= limit else None
-        if memory is not None and way.count_bytes(memory) <= limit:
-            solution = _confirm(way, plan)
-            if way.count_bytes(solution.memory) <= limit:  # MXNet may count otherwise
+        memory = _predict(strategy, plan) if strategy.least_bytes(plan) <= limit else None
+        if memory is not None and strategy.count_bytes(memory) <= limit:
+            solution = _confirm(strategy, plan)
+            if strategy.count_bytes(solution.memory) <= limit:  # MXNet may count otherwise
                 return solution
     return None
 
 
-def _judge(way: Way, solution: Solution) -> Solution:
+def _judge(strategy: Strategy, solution: Solution) -> Solution:
     """Return a plan that is worth its time: this one, or what runs nothing again, or no plan.
 
     It saves at least `WORTH` of the memory, and a point of memory or more for a point of time.
     """
-    unplanned = way.measure_unplanned()
-    if solution.interrupted or way.wished or solution.memory is unplanned:
+    unplanned = strategy.measure_unplanned()
+    if solution.interrupted or strategy.forced or solution.memory is unplanned:
         return solution
     reasons = []
-    for other in (solution, _confirm_plain(way)):
+    for other in (solution, _confirm_plain(strategy)):
         if other is None:
             continue
         saved = 1 - other.memory.pool_bytes / max(1, unplanned.pool_bytes)
@@ -259,35 +261,35 @@ def _judge(way: Way, solution: Solution) -> Solution:
         if saved >= max(WORTH, added):
             return replace(other, costs={**solution.costs, **other.costs})
         reasons.append(f"save {100 * saved:.0f} % of the memory for {100 * added:.0f} % more time")
-    none = _confirm(way, way.make_no_plan())
-    text = f"the smallest {way.noun} would {reasons[0]}"
+    none = _confirm(strategy, strategy.make_no_plan())
+    text = f"the smallest {strategy.noun} would {reasons[0]}"
     return replace(none, costs={**solution.costs, **none.costs}, declined=text)
 
 
-def _confirm_plain(way: Way) -> Solution | None:
+def _confirm_plain(strategy: Strategy) -> Solution | None:
     """Place the tensors of the network without recomputation; None where that is not possible."""
-    if isinstance(way, Schedules) and _predict(way, way.make_plain()):
-        return _confirm(way, way.make_plain())
+    if isinstance(strategy, Schedules) and _predict(strategy, strategy.make_plain()):
+        return _confirm(strategy, strategy.make_plain())
     return None
 
 
-def _find_fitting(way: Way, lent: Lent) -> Solution | None:
+def _find_fitting(strategy: Strategy, lent: Lent) -> Solution | None:
     """Find the fastest plan that fits into the memory of another executor; None if none does.
 
     A network without a plan shares the pool of MXNet, and a schedule shares an arena.
     """
     if not lent.is_arena:
-        fits = way.measure_unplanned().pool_bytes <= lent.nbytes
-        return _confirm(way, way.make_no_plan()) if fits else None
-    plain = _confirm_plain(way)
-    if plain is None or not isinstance(way, Schedules):
+        fits = strategy.measure_unplanned().pool_bytes <= lent.nbytes
+        return _confirm(strategy, strategy.make_no_plan()) if fits else None
+    plain = _confirm_plain(strategy)
+    if plain is None or not isinstance(strategy, Schedules):
         return None
     arena, *outputs = plain.memory.replay.block_bytes().tolist()
     if arena <= lent.nbytes:
         return plain
     # Buckets come by the dozen, and there is no less memory to be found than is there already.
-    searched = way.search_by_time(way.options.patience or SMALL_PATIENCE)
-    return _confirm_first(way, searched.plans, lent.nbytes + sum(outputs))
+    searched = strategy.search_by_time(strategy.options.patience or SMALL_PATIENCE)
+    return _confirm_first(strategy, searched.plans, lent.nbytes + sum(outputs))
 
 
 def estimate_schedule(request: Request) -> int | None:
@@ -298,73 +300,73 @@ def estimate_schedule(request: Request) -> int | None:
         return None
 
 
-def confirm_or_none(way: Way, plan: Candidate) -> Solution:
+def confirm_or_none(strategy: Strategy, plan: Candidate) -> Solution:
     """Confirm one plan; the network as it is where that saves nothing, or cannot be carried out."""
     try:
         is_plan = plan.schedule or plan.recomputes
-        solution = _confirm(way, plan if is_plan else way.make_no_plan())
-    except Refused:
-        return _confirm(way, way.make_no_plan())
-    if solution.memory.count_saved(way.measure_unplanned()) > 0:
+        solution = _confirm(strategy, plan if is_plan else strategy.make_no_plan())
+    except LayoutMismatch:
+        return _confirm(strategy, strategy.make_no_plan())
+    if solution.memory.count_saved(strategy.measure_unplanned()) > 0:
         return solution
-    return replace(_confirm(way, way.make_no_plan()), warnings=solution.warnings)
+    return replace(_confirm(strategy, strategy.make_no_plan()), warnings=solution.warnings)
 
 
-def _confirm(way: Way, plan: Candidate) -> Solution:
+def _confirm(strategy: Strategy, plan: Candidate) -> Solution:
     """Make a plan into a symbol, and have MXNet confirm its memory with one bind."""
-    unplanned, warnings = way.measure_unplanned(), []
+    unplanned, warnings = strategy.measure_unplanned(), []
     if plan.schedule is None and not plan.recomputes:
-        symbol, memory = marks.clear(way.request.symbol), unplanned
+        symbol, memory = marks.clear(strategy.request.symbol), unplanned
     else:
-        plan, symbol, memory = way.bind_plan(plan)
+        plan, symbol, memory = strategy.bind_plan(plan)
         log.info("Find best plan with cost=%s MB", memory.bound)
-        request = way.request
+        request = strategy.request
         is_on_gpu = request.device.device_type == GPU  # then MXNet has told what fusion takes
         if plan.schedule is None and fuses(request.targets) and not is_on_gpu:
             warnings.append(WITHOUT_FUSION)
     if unplanned.exact and not memory.inexact and not memory.exact:
         replayed = memory.replay.pool_bytes
-        text = f"the memory of this {way.noun} was predicted as {replayed / MB:.1f} MB, but MXNet "
-        warnings.append(text + f"plans {memory.bound} MB for it; the plan has MXNet's figure")
+        text = f"the memory of this {strategy.noun} was predicted as {replayed / MB:.1f} MB, but "
+        warnings.append(text + f"MXNet plans {memory.bound} MB for it; the plan has MXNet's figure")
     costs = {"no plan": unplanned.counted_bytes, plan.origin: memory.counted_bytes}
     is_fastest = plan.added_time is not None
     if not is_fastest:
-        plan = replace(plan, added_time=way.predict_added_time(memory))
-    return Solution(way, plan, symbol, memory, costs, tuple(warnings), is_fastest=is_fastest)
+        plan = replace(plan, added_time=strategy.predict_added_time(memory))
+    return Solution(strategy, plan, symbol, memory, costs, tuple(warnings), is_fastest=is_fastest)
 
 
-def _advise(way: Way, solution: Solution) -> Solution:
+def _advise(strategy: Strategy, solution: Solution) -> Solution:
     """Warn of what the user should know; return the network as it is where no plan helps."""
-    memory, unplanned = solution.memory, way.measure_unplanned()
-    cost, before = in_words(memory.counted_bytes), in_words(unplanned.counted_bytes)
+    memory, unplanned = solution.memory, strategy.measure_unplanned()
+    cost, before = format_size(memory.counted_bytes), format_size(unplanned.counted_bytes)
     saved, warnings = memory.count_saved(unplanned), [*solution.warnings]
     pool, useless = unplanned.pool_bytes, saved <= 0
-    if not way.options.rules:
+    if not strategy.options.rules:
         warnings.append(BARE)
     if solution.interrupted:
-        text = f"interrupted: this is the best {way.noun} that was found so far, of {cost}"
+        text = f"interrupted: this is the best {strategy.noun} that was found so far, of {cost}"
         warnings.append(f"{text} ({before} without a plan)")
-    if isinstance(way, Original):
+    if isinstance(strategy, Original):
         useless = False  # as it is asked for
-        if not way.hints:
+        if not strategy.hints:
             text = "the network has no mirror_stage marks, so the original planner cannot cut it"
             warnings.append(f"{text}; planner='smallest' needs none")
         if saved < 0:
             text = f"this plan needs more memory ({cost}) than the network as it is ({before})"
             warnings.append(f"{text}, which planner='smallest' never does")
     elif saved <= 0:
-        of = " that recomputes what recompute= names" if way.wished else ""
+        of = " that recomputes what recompute= names" if strategy.forced else ""
         text = f"no plan{of} costs less than the network as it is ({before}), so it is returned"
-        warnings.append(f"{text} unmarked: {_explain_little(way)}")
+        warnings.append(f"{text} unmarked: {_explain_little(strategy)}")
     elif saved < LITTLE * pool:
-        text = f"the plan saves {100 * saved / pool:.1f} % of {in_words(pool)}"
-        warnings.append(f"{text}: {_explain_little(way)}")
-    if saved < LITTLE * pool and way.noun == "plan" and way.build_rules().watches_layouts:
+        text = f"the plan saves {100 * saved / pool:.1f} % of {format_size(pool)}"
+        warnings.append(f"{text}: {_explain_little(strategy)}")
+    if saved < LITTLE * pool and strategy.noun == "plan" and strategy.build_rules().watches_layouts:
         text = "operators are kept so that MKLDNN lays out and rounds tensors as without a plan"
         others = "how='schedule', ctx='gpu' (a plan for GPUs) or MXNET_MKLDNN_ENABLED=0"
         warnings.append(f"{text}; {others} may allow more")
     if useless:
-        none = _confirm(way, replace(way.make_no_plan(), added_time=None))
+        none = _confirm(strategy, replace(strategy.make_no_plan(), added_time=None))
         solution = replace(none, costs=solution.costs, interrupted=solution.interrupted)
     return replace(solution, warnings=tuple(warnings))
 
@@ -383,16 +385,16 @@ def describe_slowest(memory: Memory) -> str:
     return f"{first!r} to {last!r}: {len(run)} operators, {share}, are recomputed together"
 
 
-def describe_unmet(way: Way, plan: Candidate) -> dict[str, str]:
+def describe_unmet(strategy: Strategy, plan: Candidate) -> dict[str, str]:
     """Describe of each operator that the user wants recomputed, and that is not, why."""
-    nodes, until = way.graph.nodes, way.request.until
-    heads, again = {x for x, _ in way.graph.heads}, plan.recomputed(len(nodes))
-    rules, kept = way.build_rules().reasons, {*way.request.keep.nodes}
+    nodes, until = strategy.graph.nodes, strategy.request.until
+    heads, again = {x for x, _ in strategy.graph.heads}, plan.recomputed(len(nodes))
+    rules, kept = strategy.build_rules().reasons, {*strategy.request.keep.nodes}
     reasons = {}
-    for x in way.request.recompute.nodes:
+    for x in strategy.request.recompute.nodes:
         if again[x]:
             continue
-        rule = way.graph.why_kept(x) or rules.get(x)
+        rule = strategy.graph.why_kept(x) or rules.get(x)
         if x in kept:
             reason = "keep= names it too"
         elif until is not None and x >= until:
@@ -411,35 +413,43 @@ def describe_unmet(way: Way, plan: Candidate) -> dict[str, str]:
     return dict(sorted(reasons.items()))
 
 
-def _explain_little(way: Way) -> str:
+def _explain_little(strategy: Strategy) -> str:
     """Explain why no plan of a network helps much."""
-    rules, until, least = way.build_rules(), way.request.until, way.find_lower_bound()
-    nodes = way.graph.nodes
+    rules, until, least = (
+        strategy.build_rules(),
+        strategy.request.until,
+        strategy.find_lower_bound(),
+    )
+    nodes = strategy.graph.nodes
     ruled = kept_summary((nodes[i].op, why) for i, why in rules.reasons.items())
-    if not way.graph.operators:
+    if not strategy.graph.operators:
         return NO_OPERATORS
     if not rules.allowed.any() and until is not None:
         return f"nothing that could be recomputed comes before {nodes[until].name!r}"
     if not rules.allowed.any():
         return f"every operator must be kept ({ruled})"
-    text = f"of the {in_words(way.measure_unplanned().peak_bytes)} of the peak, "
+    text = f"of the {format_size(strategy.measure_unplanned().peak_bytes)} of the peak, "
     if ruled and least.nbytes > least.own_bytes:
-        over = in_words(least.nbytes - least.own_bytes)
+        over = format_size(least.nbytes - least.own_bytes)
         text += f"{over} must not be recomputed ({ruled}), and "
-    return text + f"{least.name(nodes)} alone needs {in_words(least.own_bytes)} at once"
+    return text + f"{least.name(nodes)} alone needs {format_size(least.own_bytes)} at once"
 
 
 def format_bytes(nbytes: float) -> str:
     """Return bytes for a message, to the byte."""
-    return f"{nbytes:.0f} bytes ({in_words(nbytes)})"
+    return f"{nbytes:.0f} bytes ({format_size(nbytes)})"
 
 
-def _describe_too_little(way: Way, limit: int, plans: Sequence[Candidate]) -> BudgetError:
+def _describe_too_little(strategy: Strategy, limit: int, plans: Sequence[Candidate]) -> BudgetError:
     """Describe that no plan fits into ``limit``: what the smallest needs, and where it peaks."""
-    work, least, unplanned = way.options.work, way.find_lower_bound(), way.measure_unplanned()
-    _, smallest = choose_smallest(way, plans)
-    memory = min((m for m in (smallest, unplanned) if m is not None), key=way.count_bytes)
-    nbytes, pool = way.count_bytes(memory), memory.pool_bytes
+    work, least, unplanned = (
+        strategy.options.work,
+        strategy.find_lower_bound(),
+        strategy.measure_unplanned(),
+    )
+    _, smallest = choose_smallest(strategy, plans)
+    memory = min((m for m in (smallest, unplanned) if m is not None), key=strategy.count_bytes)
+    nbytes, pool = strategy.count_bytes(memory), memory.pool_bytes
     text = f"was found that needs at most {format_bytes(limit)}"
     if work is not None:
         text = f"of work={work:g} {text}; give more memory or more work"
@@ -447,10 +457,10 @@ def _describe_too_little(way: Way, limit: int, plans: Sequence[Candidate]) -> Bu
     most = int(memory.live[memory.peak])
     # More is alive than the pool takes where a schedule's results lie where a gradient will be.
     if 0 < most <= pool:
-        text += f" Its peak of {in_words(most)} is in {memory.running}."
+        text += f" Its peak of {format_size(most)} is in {memory.running}."
     if least.operator >= 0 and least.nbytes <= pool:
-        text += f" No plan can do with less than {in_words(least.nbytes)} alive at once, for "
-        text += f"{least.name(way.graph.nodes)} needs them."
+        text += f" No plan can do with less than {format_size(least.nbytes)} alive at once, for "
+        text += f"{least.name(strategy.graph.nodes)} needs them."
     if nbytes != pool:
         text += f" {format_bytes(nbytes - pool)} of it are parameters, gradients, inputs and the "
         text += "optimizer's state, and what operators hold."

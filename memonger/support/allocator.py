@@ -8,7 +8,7 @@ from typing import Iterator
 
 
 @contextlib.contextmanager
-def giving_back() -> Iterator[None]:
+def trim_heap() -> Iterator[None]:
     """Return freed memory to the system at the end of the block, where the C library is glibc.
 
     By itself glibc returns only what is free at the end of its heap. A bind of MXNet takes 10 KB a

@@ -45,7 +45,7 @@ class BudgetError(MemongerError):
         self.least_bytes = least_bytes
 
 
-def said_by_mxnet(error: BaseException | str) -> str:
+def mxnet_message(error: BaseException | str) -> str:
     """Return the message of an error of MXNet, in one line and without its stack trace."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     lines = [line for line in lines if not re.match(r"Stack trace|\[bt\]", line)]  # before 1.7
@@ -55,6 +55,6 @@ def said_by_mxnet(error: BaseException | str) -> str:
     return message + (NO_CODE if "no kernel image" in message else "")
 
 
-def in_words(nbytes: float) -> str:
+def format_size(nbytes: float) -> str:
     """Return bytes in MB (2**20 bytes), or in KB (2**10 bytes) below one MB."""
     return f"{nbytes / KB:.1f} KB" if abs(nbytes) < MB else f"{nbytes / MB:.1f} MB"

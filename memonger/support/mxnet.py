@@ -144,7 +144,7 @@ def environment(**new: str) -> Iterator[None]:
             os.environ.update(old)
 
 
-def binds_for_itself() -> bool:
+def is_internal_bind() -> bool:
     """Tell whether this thread is in a block of `environment`: then a bind is not the user's."""
     return getattr(_BLOCKS, "depth", 0) > 0
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Mapping, Optional, Sequence, Tuple
 
 from memonger.support import files
-from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import mx
 from memonger.support.types import Json, Symbol
 from memonger.support.versions import VERSION, json_of
@@ -178,7 +178,7 @@ def _ask_arity(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Json], cou
     try:
         return ask(op, tuple(sorted(attrs.items())), json.dumps(subgraphs), count)
     except (mx.MXNetError, UnicodeError) as error:
-        reason = said_by_mxnet(error)
+        reason = mxnet_message(error)
     if "Cannot find custom operator" in reason:
         reason = f"no operator {attrs.get('op_type')!r} is registered (mx.operator.register)"
     raise MemongerError(f"{op}: {reason}")
@@ -273,7 +273,7 @@ def load(path: files.Path) -> Symbol:
     try:
         symbol = mx.sym.load_json(as_json(graph))
     except (mx.MXNetError, UnicodeError) as error:  # MXNet may cut a line within a character
-        raise MemongerError(f"{subject}: {said_by_mxnet(error)}") from None
+        raise MemongerError(f"{subject}: {mxnet_message(error)}") from None
     if version < OWN_STATES:
         check_graph(read(symbol), subject)  # with the inputs that MXNet has added
     return symbol

@@ -80,9 +80,9 @@ def test_every_planner_keeps_and_recomputes_what_is_named(planner: str) -> None:
     options = PLANNERS[planner]
     free = memonger.plan(net(), SHAPES, **{"how": "marks", **options})
     kept = {name for name in free.recomputed if name.startswith("stage1")}
-    wished = ["stage2_*", "stage3_*"]
+    forced = ["stage2_*", "stage3_*"]
     plan = memonger.plan(
-        net(), SHAPES, keep="stage1_*", recompute=wished, **{"how": "marks", **options}
+        net(), SHAPES, keep="stage1_*", recompute=forced, **{"how": "marks", **options}
     )
     assert kept and not kept & {*plan.recomputed}
     assert names(plan, "recompute") == {*plan.recomputed, *plan.unmet} & names(plan, "recompute")

@@ -18,9 +18,9 @@ from memonger.costs.bind import read_planned_mb
 from memonger.solve.options import Options
 from memonger.solve.request import read_request
 from memonger.solve.solution import solve_by
-from memonger.planners.candidates import Candidate, MarkPlan, Searched
-from memonger.solve.ways import Marks, Schedules
-from memonger.support.errors import in_words
+from memonger.planners.candidates import Candidate, MarkPlan, SearchResult
+from memonger.solve.strategies import Marks, Schedules
+from memonger.support.errors import format_size
 
 import networks
 from mixed_networks import KINDS
@@ -69,7 +69,7 @@ def test_a_small_network_is_planned_with_little_effort(
     how = {Marks: "marks", Schedules: "schedule"}[kind]
     small = memonger.plan(*networks.chain(16, hidden=64, batch=512), how=how)
     text = "the network takes %s without a plan, less than 16.0 MB, so that it is planned with "
-    assert text % in_words(small.unplanned_bytes) + "patience=0.05" in caplog.text
+    assert text % format_size(small.unplanned_bytes) + "patience=0.05" in caplog.text
     assert small.recomputed and "patience" not in small.options
     short = memonger.plan(*networks.chain(16, hidden=64, batch=512), how=how, patience=0.05)
     assert short.recomputed == small.recomputed and short.pool_bytes == small.pool_bytes
@@ -232,27 +232,27 @@ def test_a_mark_never_reaches_a_custom_operator() -> None:
 class Believing(Marks):
     """A search that finds a layer that is recomputed for nothing, and believes it costs nothing."""
 
-    def search_smallest(self) -> Searched:
+    def search_smallest(self) -> SearchResult:
         mask = np.array([n.name == "tanh7" for n in self.graph.nodes])
         plan = dataclasses.replace(super().search_smallest().plans[0], plan=MarkPlan(mask))
-        return Searched([dataclasses.replace(plan, pool_bytes=0)], False)
+        return SearchResult([dataclasses.replace(plan, pool_bytes=0)], False)
 
 
 class Misled(Marks):
-    """A way of which MXNet plans 1 MB more than the replay tells."""
+    """A search of marks of which MXNet plans 1 MB more than the replay tells."""
 
     def bind_plan(self, plan: Candidate) -> Any:
         *planned, memory = super().bind_plan(plan)
         return (*planned, dataclasses.replace(memory, bound=memory.bound + 1))
 
 
-@pytest.mark.parametrize("way", [Believing, Misled])
-def test_a_wrong_prediction_is_not_passed_on(way: Any) -> None:
+@pytest.mark.parametrize("strategy", [Believing, Misled])
+def test_a_wrong_prediction_is_not_passed_on(strategy: Any) -> None:
     """The figures are MXNet's, and it is said; what it finds worse than no plan is not returned."""
     request = read_request(net(), SHAPES)
-    solution = solve_by(way(request, Options()))
+    solution = solve_by(strategy(request, Options()))
     plan, said = plan_of(solution), "; ".join(solution.warnings)
-    if way is Believing:
+    if strategy is Believing:
         assert not plan.recomputed and plan.planner == "no plan" and "no plan costs less" in said
         assert plan.pool_bytes == plan.unplanned_bytes
     else:

@@ -15,7 +15,7 @@ from typing import Any, Iterator
 import memonger
 import mxnet as mx
 import pytest
-from memonger.support.errors import in_words
+from memonger.support.errors import format_size
 
 from browsing import SIZES, brightness, changed, content, count, inks, mouse, opened, point, press
 from browsing import shows, text, until
@@ -61,8 +61,8 @@ def assert_shown(driver: Any, plan: memonger.Plan) -> None:
     whole, after = plan.unplanned_bytes, plan.pool_bytes
     saved = plan.unplanned_bytes - plan.pool_bytes
     for tile, nbytes, words in (
-        ("Before", whole, in_words(whole)),
-        ("After", after, in_words(after)),
+        ("Before", whole, format_size(whole)),
+        ("After", after, format_size(after)),
         ("Saved", saved, f"{100 * saved / whole:.0f} %"),
     ):
         shown = driver.execute_script(
@@ -72,13 +72,13 @@ def assert_shown(driver: Any, plan: memonger.Plan) -> None:
     assert f"+{100 * plan.predict_time():.1f} %" in text(driver, "[data-tile='Time added']")
     facts = text(driver, "#facts")
     of = f"{len(plan.recomputed)} of {len(plan.kept) + len(plan.recomputed)} operators"
-    for words in (in_words(plan.peak_bytes), in_words(plan.floor_bytes), plan.floor, of):
+    for words in (format_size(plan.peak_bytes), format_size(plan.floor_bytes), plan.floor, of):
         assert words in facts
-    for words in (in_words(plan.device_bytes), in_words(plan.unplanned_device_bytes)):
+    for words in (format_size(plan.device_bytes), format_size(plan.unplanned_device_bytes)):
         assert words in facts
     assert count(driver, "#table tbody tr") == len(plan.kept) + len(plan.recomputed)
     assert count(driver, "#table .tag.r") == len(plan.recomputed)
-    assert f"pool of {in_words(plan.pool_bytes)}" in text(driver, "#planned-title")
+    assert f"pool of {format_size(plan.pool_bytes)}" in text(driver, "#planned-title")
     assert content(driver, "#printed") == str(plan)
 
 
@@ -137,7 +137,7 @@ def test_hover_tells_what_is_alive(chromium: Any, report: Any) -> None:
             tip = text(driver, "#tip")
             step, steps = map(int, re.findall(r"step (\d+) of (\d+)", tip)[0])
             assert steps == line["steps"] and abs(step - x * steps) < 0.03 * steps
-            assert f"{in_words(live_of(line)[step])} alive" in tip
+            assert f"{format_size(live_of(line)[step])} alive" in tip
             row = line["runs"][step]
             assert row < 0 or data["operators"]["name"][row] in tip
             span = re.findall(r"([\d.]+ [MK]B) · (?:steps|in step) (\d+)(?: to (\d+))?", tip)[0]
@@ -175,7 +175,7 @@ def test_a_click_on_the_frontier_shows_that_plan(chromium: Any, report: Any) -> 
     plans, data, page = report
     driver = opened(chromium, page)
     drawn = content(driver, "#frontier-plot")
-    for name in ("no plan", "marks", "schedule", f"budget {in_words(data['budget']['bytes'])}"):
+    for name in ("no plan", "marks", "schedule", f"budget {format_size(data['budget']['bytes'])}"):
         assert name in drawn
     shown: list[str] = []
     for number in (1, len(plans) - 1, 0):
@@ -201,12 +201,12 @@ def test_a_budget_of_the_device_is_drawn_less_the_optimizer(chromium: Any, tmp_p
     page = tmp_path / "plans.html"
     chain_plans()[2].report(page, budget="30MB", budget_of="device", optimizer="adam")
     driver, limit = opened(chromium, page), data_of(page)["budget"]["bytes"]
-    assert f"budget less optimizer {in_words(limit)}" in content(driver, "#frontier-plot")
+    assert f"budget less optimizer {format_size(limit)}" in content(driver, "#frontier-plot")
     (line,) = driver.execute_script("return document.getElementById('frontier-plot').layout.shapes")
     assert line["x0"] == line["x1"] == limit / 2**20
     assert "does not fit" not in text(driver, "#notices")
     press(driver, "#before-plan")
-    assert f"does not fit: budget less optimizer {in_words(limit)}" in text(driver, "#notices")
+    assert f"does not fit: budget less optimizer {format_size(limit)}" in text(driver, "#notices")
 
 
 @pytest.fixture(scope="module", params=["pool", "device"])
@@ -223,7 +223,7 @@ def test_batches_are_drawn_and_a_click_shows_their_plan(chromium: Any, largest: 
     of, batch, data, page = largest
     driver = opened(chromium, page)
     assert_shown(driver, batch.plan)
-    sentence, budget = text(driver, "#batches-about"), in_words(30e6)
+    sentence, budget = text(driver, "#batches-about"), format_size(30e6)
     for words in (f"A batch of {batch.batch} fits into {budget}", f"of {batch.unplanned_batch} w"):
         assert words in sentence
     drawn = driver.execute_script("return document.getElementById('batches-plot').data")
@@ -251,11 +251,11 @@ def test_batches_are_drawn_and_a_click_shows_their_plan(chromium: Any, largest: 
         assert f"A batch of {entry['batch']}: " in text(driver, "#batch-title")
         shown = text(driver, "#batch-calls")
         assert entry["python"] in shown and entry["command"] in shown
-        taken = in_words(entry["figures"][f"{of}_bytes"])
+        taken = format_size(entry["figures"][f"{of}_bytes"])
         assert f"{taken} of {budget}" in shown and f"{taken} of {budget}" in tip
         added = f"{100 * entry['figures']['time_overhead']:.1f} %"
         without_plan = entry["figures"][f"unplanned_{of}_bytes".replace("_pool", "")]
-        assert (f"{in_words(without_plan)} without a plan" in tip) == (k == 5)
+        assert (f"{format_size(without_plan)} without a plan" in tip) == (k == 5)
         assert (added in shown) == (f"+{added} time" in tip) == (k == 5)
     assert driver.get_log("browser") == []
 

@@ -15,7 +15,7 @@ from memonger.costs.bind import bind
 from memonger.graph import marks
 from memonger.graph.operators.recompute import targets_of
 from memonger.planners.candidates import MarkPlan
-from memonger.planners.marks.copies import copyable, settle
+from memonger.planners.marks.copies import copyable, drop_unused_identities
 
 import operator_cases as cases
 from generated import build, recipes
@@ -102,7 +102,9 @@ def random_plans(dry: DryRun, networks: int, device: str) -> Any:
         drawn = random.uniform(size=len(graph.nodes)) < share
         kept = tuple(c for c in copyable(rules) if drawn[c.node] and random.uniform() < 0.3)
         bare = marks.apply(symbol, drawn, (), marks.make_inferable(symbol, kept, shapes))
-        (mask, settled_copies), *_ = settle(rules, MarkPlan(drawn & rules.allowed, kept))
+        (mask, settled_copies), *_ = drop_unused_identities(
+            rules, MarkPlan(drawn & rules.allowed, kept)
+        )
         copies = marks.make_inferable(symbol, settled_copies, shapes)
         bound = binds(marks.apply(symbol, mask, rules.native(mask), copies), graph)
         which = f"{recipe!r} {draw} {share}"

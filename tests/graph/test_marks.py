@@ -10,11 +10,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.graph import marks
-from memonger.graph.forward import KeptCopy, insert
+from memonger.graph.forward import SavedIdentity, insert
 from memonger.graph.operators.recompute import ANYWHERE, CPU, targets_of
 from memonger.planners.marks.cuts import cheap_cuts
 from memonger.planners.candidates import MarkPlan
-from memonger.planners.marks.copies import copyable, settle
+from memonger.planners.marks.copies import copyable, drop_unused_identities
 from memonger.support.cache import forget
 
 from planned import every_cut, forward, marked, nodes, rules_of
@@ -199,13 +199,15 @@ def test_a_tie_keeps_the_rules_content() -> None:
     rules = rules_of(gate(), {"data": (4, 8)})
     product = [node.name for node in rules.graph.nodes].index("product")
     for tie, recomputed in (("", False), ("float32", True)):
-        plan, *_ = settle(rules, MarkPlan(rules.allowed, (KeptCopy(product, tie),)))
+        plan, *_ = drop_unused_identities(
+            rules, MarkPlan(rules.allowed, (SavedIdentity(product, tie),))
+        )
         assert plan.mask[product] == bool(plan.copies) == recomputed
 
 
 def test_copies_avoid_names_that_are_taken() -> None:
     names = ["x", "x_keep", "y", "y_tie_keep"]
-    behind = insert(names, [KeptCopy(0), KeptCopy(2, "float32")]).behind
+    behind = insert(names, [SavedIdentity(0), SavedIdentity(2, "float32")]).behind
     assert [name for name, *_ in behind[0]] == ["x_1_keep"]
     assert [name for name, *_ in behind[2]] == ["y_one_keep", "y_tie_1_keep", "y_keep"]
 
@@ -232,7 +234,7 @@ def test_unfused_copies_leave_shapes_to_be_inferred() -> None:
     symbol, shapes = rnn()
     names = [node["name"] for node in nodes(symbol)]
     products = ("t0_i2h", "t0_h2h", "t1_h2h")
-    copies = [KeptCopy(names.index(name), "", True) for name in products]
+    copies = [SavedIdentity(names.index(name), "", True) for name in products]
     mask = np.zeros(len(names), dtype=np.bool_)
     with pytest.raises(mx.MXNetError, match="t0_h2h_keep"):
         marks.apply(symbol, mask, (), copies).infer_shape(**shapes)
@@ -248,5 +250,5 @@ def test_ties_in_float64_change_no_bit() -> None:
     mask = np.array([n.op == "elemwise_mul" for n in forward(symbol, shapes, types).nodes])
     product = int(mask.argmax())
     for unfused in (False, True):
-        planned = marks.apply(symbol, mask, (), [KeptCopy(product, "float64", unfused)])
+        planned = marks.apply(symbol, mask, (), [SavedIdentity(product, "float64", unfused)])
         assert memonger.check(symbol, planned, shapes, type_dict=types)

@@ -12,7 +12,7 @@ import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
 from memonger.graph import marks
-from memonger.graph.forward import KeptCopy
+from memonger.graph.forward import SavedIdentity
 from memonger.support.versions import json_of
 
 import networks
@@ -191,7 +191,7 @@ def kept_copies(network: Network, every: int) -> Network:
     heads = {a for a, _ in graph.heads}
     operators = [i for i in graph.operators if len(graph.output_names[i]) == 1 and i not in heads]
     copied = marks.apply(
-        symbol, np.zeros(len(graph.nodes), np.bool_), (), map(KeptCopy, operators[::every])
+        symbol, np.zeros(len(graph.nodes), np.bool_), (), map(SavedIdentity, operators[::every])
     )
     # As if the user had written it: without marks and the record of a plan.
     text = json_of(copied)

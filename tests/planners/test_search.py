@@ -17,7 +17,7 @@ from memonger.planners.marks.cuts import cheap_cuts, walk
 from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.search import Effort, MarkSearch
 from memonger.planners.marks.smallest import price_plan
-from memonger.planners.candidates import MarkPlan, not_dominated
+from memonger.planners.candidates import MarkPlan, pareto_front
 from memonger.support.cache import forget
 from memonger.support.kernels import compiled
 from memonger.support.parallel import Threads
@@ -130,7 +130,7 @@ def test_beginnings_of_the_smallest_plan_are_archived() -> None:
     """What saves at its first cuts alone recomputes less, and takes less time."""
     search = of_unet()
     least = search.minimise()
-    plans = not_dominated(search.archive.candidates(), lambda plan: (plan.time, plan.pool_bytes))
+    plans = pareto_front(search.archive.candidates(), lambda plan: (plan.time, plan.pool_bytes))
     assert plans[-1].pool_bytes <= least.pool_bytes
     assert plans[0].time < 0.7 * least.time and len(plans) > 5
 
@@ -144,7 +144,7 @@ def test_the_fastest_of_each_size_is_kept(most: int) -> None:
     def taken() -> list[tuple[int, float]]:
         is_known = np.isfinite(archive.seconds)
         plans = zip(archive.pools[is_known].tolist(), archive.seconds[is_known].tolist())
-        return not_dominated(plans, lambda plan: plan)
+        return pareto_front(plans, lambda plan: plan)
 
     compiled.record(archive, most + 1, 0.0, np.array([1, 1], np.int8))
     assert taken() == []
@@ -160,8 +160,8 @@ def test_the_fastest_of_each_size_is_kept(most: int) -> None:
 
 def test_not_dominated_keeps_the_pareto_front() -> None:
     plans = [(0, 9), (1, 8), (2, 8), (3, 9), (4, 5), (4, 6)]
-    assert not_dominated(plans[::-1], lambda plan: plan) == [(0, 9), (1, 8), (4, 5)]
-    assert not_dominated([], lambda plan: plan) == []
+    assert pareto_front(plans[::-1], lambda plan: plan) == [(0, 9), (1, 8), (4, 5)]
+    assert pareto_front([], lambda plan: plan) == []
 
 
 def test_plans_are_priced_as_they_are_carried_out() -> None:

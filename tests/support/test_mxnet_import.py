@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memonger.support.errors import said_by_mxnet
+from memonger.support.errors import mxnet_message
 from memonger.support.mxnet import without_notices
 from planned import ROOT, run_code, run_python
 
@@ -67,10 +67,10 @@ def test_a_build_of_any_name_is_found(package: str, tmp_path: Path) -> None:
 
 
 def test_a_gpu_without_code_is_told_a_build_that_has_it() -> None:
-    said = said_by_mxnet("Check failed: e == cudaSuccess: CUDA: no kernel image is available")
+    said = mxnet_message("Check failed: e == cudaSuccess: CUDA: no kernel image is available")
     assert said.startswith("e == cudaSuccess") and "24.06-py3" in said and "5.0 to 8.9" in said
     stack = "Error: no such thing\nStack trace:\n  [bt] (8) libmxnet.so(+0x1)"  # as 1.6 writes it
-    assert said_by_mxnet(stack) == "no such thing"
+    assert mxnet_message(stack) == "no such thing"
 
 
 def test_a_broken_cuda_library_is_named(tmp_path: Path) -> None:
@@ -88,8 +88,9 @@ def test_without_mxnet_the_extras_are_named(tmp_path: Path) -> None:
 
 
 UNTRIED = """
-import memonger, mxnet as mx
+import memonger.support.mxnet, mxnet as mx
 mx.__version__ = "1.10.0b20230101"
+del memonger.support.mxnet.mx  # its version is read when it is first used
 net = mx.sym.MakeLoss(mx.sym.Activation(mx.sym.Variable("data"), act_type="tanh"))
 for _ in range(2):
     memonger.get_cost(net, data=(8, 8))

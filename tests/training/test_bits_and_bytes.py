@@ -21,7 +21,7 @@ from memonger.graph.training import training_graph
 from memonger.planners.marks.rules import Rules
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import step_for
-from memonger.schedules.layouts import Refused
+from memonger.schedules.layouts import LayoutMismatch
 from memonger.schedules.schedule import check
 from memonger.solve.memory import predict_step
 from memonger.support.mxnet import environment
@@ -274,7 +274,7 @@ def test_schedules_change_no_bit_and_take_what_is_predicted(name: str) -> None:
         try:
             with environment(MEMONGER_POISON="" if k % 2 else "1"):
                 assert_alike(symbol, planned, shapes, grad_req=requests, **options)
-        except Refused:
+        except LayoutMismatch:
             assert row.may_be_refused
             continue
         executor = planned.simple_bind(mx.cpu(), requests, row.types, **shapes)

@@ -14,7 +14,7 @@ from memonger.graph import marks
 from memonger.graph.forward import with_copies
 from memonger.graph.training import training_graph
 from memonger.planners.candidates import MarkPlan
-from memonger.planners.marks.copies import copyable, settle
+from memonger.planners.marks.copies import copyable, drop_unused_identities
 from memonger.costs.replay import replay
 from memonger.costs.bind import bind
 from memonger.schedules.schedule import check
@@ -60,7 +60,7 @@ def as_plain(graph: Any) -> Any:
 def test_any_marks_that_the_rules_leave_train_alike(
     drawn: Any, seed: int, share: float, kept: str
 ) -> None:
-    """With saved identities or without: what ``settle`` leaves of them is right.
+    """With saved identities or without: what ``drop_unused_identities`` leaves of them is right.
 
     It trains alike, in the order and the memory that are replayed, and comes off again;
     ``with_copies`` tells beforehand what ``marks.apply`` gives.
@@ -72,7 +72,7 @@ def test_any_marks_that_the_rules_leave_train_alike(
     mask[[copy.node for copy in chosen]] = True
     unfused = kept == "unfused"
     copies = tuple(copy._replace(unfused=unfused) for copy in chosen)
-    (mask, copies), *_ = settle(rules, MarkPlan(mask, copies))
+    (mask, copies), *_ = drop_unused_identities(rules, MarkPlan(mask, copies))
     assert symbol is not LSTM[0] or any(copy.tie for copy in copies)
     copies = marks.make_inferable(symbol, copies, shapes)
     planned = marks.apply(symbol, mask, rules.native(mask), copies)

@@ -32,7 +32,7 @@ from memonger.graph.operators.recompute import GPU
 from memonger.graph.operators.tensors import Attributes, Tensor
 from memonger.graph.training import TrainingGraph
 from memonger.support.cache import Latest
-from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import load_nodes
 from memonger.support.types import Context, Json, NDArray
@@ -148,7 +148,7 @@ def answer_job() -> None:
             try:
                 answer = _measure_operator(op, dict(attrs), inputs, ctx, job["rounds"])
             except (MemongerError, *MXNET_ERRORS) as error:  # it cannot be bound alone
-                answer = said_by_mxnet(error)
+                answer = mxnet_message(error)
             print(json.dumps(answer), file=answers, flush=True)
 
 

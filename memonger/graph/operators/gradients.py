@@ -27,7 +27,7 @@ from memonger.graph.operators.tensors import (
     Tensors,
     check_elements,
 )
-from memonger.support.errors import said_by_mxnet
+from memonger.support.errors import mxnet_message
 from memonger.support.mxnet import environment, mx, without_notices
 from memonger.support.symbols import all_outputs, load_nodes, read
 from memonger.support.types import Context, Executor, Json, NDArray, Symbol
@@ -139,7 +139,7 @@ def bind_inferred(
             **{name: inputs[name].shape for name in names},
         )
     except RuntimeError as error:
-        raise mx.MXNetError(said_by_mxnet(error)) from None
+        raise mx.MXNetError(mxnet_message(error)) from None
 
 
 def makes_rows(op: str, attrs: Attributes) -> bool:
@@ -214,7 +214,7 @@ def _observe(op: str, attrs: Attrs, inputs: Tensors, zero: bool, subgraphs: str)
     except mx.MXNetError as error:
         if "non-differentiable" in str(error):
             raise NotDifferentiable(op) from None
-        reason = said_by_mxnet(error)
+        reason = mxnet_message(error)
         raise NotObservable(f"MXNet cannot bind it alone on a CPU ({reason})") from None
     references: dict[str, Reference] = {f"x{k}": ("in", k, 0) for k in range(count)}
     for k in range(len(entries)):
@@ -362,7 +362,7 @@ def _with_tensors(op: str, observed: _Observed, inputs: Tensors) -> tuple[Backwa
         _, types, _ = outputs.infer_type(**{f"x{k}": t.dtype for k, t in enumerate(inputs)})
         tensors = [Tensor(tuple(s), np.dtype(t).name) for s, t in zip(shapes, types)]
     except (mx.MXNetError, TypeError) as error:
-        raise NotObservable(f"{op}: shapes of its gradient: {said_by_mxnet(error)}") from None
+        raise NotObservable(f"{op}: shapes of its gradient: {mxnet_message(error)}") from None
     for (kind, j, output), stype in observed.stypes.items():
         if kind == "node":
             tensors[first[j] + output] = tensors[first[j] + output]._replace(stype=stype)

@@ -6,7 +6,7 @@ from typing import Sequence
 
 import numpy as np
 
-from memonger.graph.forward import Insertion, KeptCopy
+from memonger.graph.forward import Insertion, SavedIdentity
 from memonger.graph.operators.recompute import fuses
 from memonger.planners.candidates import MarkPlan
 from memonger.planners.marks.cuts import Cut
@@ -14,7 +14,7 @@ from memonger.planners.marks.rules import Rules
 from memonger.support.types import Bools
 
 
-def copyable(rules: Rules) -> tuple[KeptCopy, ...]:
+def copyable(rules: Rules) -> tuple[SavedIdentity, ...]:
     """List the copies that may help, and may stand where they do.
 
     Their gradients read inputs, which they would hold if they were kept themselves. They are tied
@@ -27,12 +27,12 @@ def copyable(rules: Rules) -> tuple[KeptCopy, ...]:
     graph, facts = rules.graph, rules.trainings[0].facts
     tolerant, unfused = rules.arrays[0].tolerant, fuses(rules.targets)
     return tuple(
-        KeptCopy(
+        SavedIdentity(
             i, "" if tolerant[i] or facts[i].own_output else graph.tensors[i][0].dtype, unfused
         )
         for i in _copyable_nodes(rules)
         # A scalar (shape ()) would come out of a tie with an axis.
-        if rules.allowed[i] and not rules.wished[i]
+        if rules.allowed[i] and not rules.forced[i]
         if facts[i].inputs and graph.tensors[i][0].shape
     )
 
@@ -52,7 +52,7 @@ def _copyable_nodes(rules: Rules) -> list[int]:
     return [i for i in graph.operators if i in read and alone[same[i]]]
 
 
-def copies_at(rules: Rules, cuts: Sequence[Cut]) -> tuple[KeptCopy, ...]:
+def copies_at(rules: Rules, cuts: Sequence[Cut]) -> tuple[SavedIdentity, ...]:
     """List the copies that may help where the network is cut.
 
     Those of what is kept, and where that needs none (a sum, whose gradient reads nothing), of what
@@ -81,7 +81,7 @@ def cuts_behind_copies(cuts: Sequence[Cut], insertion: Insertion) -> list[Cut]:
     ]
 
 
-def settle(plain: Rules, plan: MarkPlan) -> tuple[MarkPlan, Rules, Bools]:
+def drop_unused_identities(plain: Rules, plan: MarkPlan) -> tuple[MarkPlan, Rules, Bools]:
     """Return the part of a plan that is right, with none but the copies that it needs.
 
     ``plain`` are the rules of the network without copies. Returned besides are the rules of the

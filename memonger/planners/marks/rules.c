@@ -1,6 +1,6 @@
 #include "planners/marks/rules.h"
 
-/* Nodes of a mask that are to be kept. Its memory is given back by obey. */
+/* Nodes of a mask that are to be kept. Its memory is given back by apply_rules. */
 typedef struct {
     const GraphArrays *t;
     const Facts *facts;
@@ -177,7 +177,7 @@ static void keep_surely_unread(Memory *memory, const RuleArrays *r, Bools mask)
     give_back(memory, then);
 }
 
-void obey(Memory *memory, const RuleArrays *r, Bools mask, Int32s *order, Int32s *reads)
+void apply_rules(Memory *memory, const RuleArrays *r, Bools mask, Int32s *order, Int32s *reads)
 {
     int64_t n = mask.count;
     for (int64_t i = 0; i < n; i++)

@@ -35,4 +35,4 @@ typedef struct {
 
 /* Takes out of ``mask`` (in place) what is not right; ``order`` and ``reads`` of the rest are as
  * order_and_reads has them. */
-KERNEL void obey(Memory *memory, const RuleArrays *r, Bools mask, Int32s *order, Int32s *reads);
+KERNEL void apply_rules(Memory *memory, const RuleArrays *r, Bools mask, Int32s *order, Int32s *reads);

@@ -25,7 +25,7 @@ import numpy as np
 
 from memonger.costs.replay import Replay, replay
 from memonger.graph.arrays import GraphArrays
-from memonger.graph.forward import ForwardGraph, Insertion, KeptCopy, insert, with_copies
+from memonger.graph.forward import ForwardGraph, Insertion, SavedIdentity, insert, with_copies
 from memonger.graph.operators.recompute import (
     ANYWHERE,
     CPU,
@@ -48,7 +48,7 @@ class Rules:
 
     ``trainings`` holds one training graph for each way in which it may be trained (with gradients
     of all arguments, with those of its parameters alone); the rules hold for all of them. The user
-    keeps the nodes ``kept`` and wants ``wished`` to be recomputed where the rules allow it.
+    keeps the nodes ``kept`` and wants ``forced`` to be recomputed where the rules allow it.
     ``insertion`` are the kept copies in the network, if it has any.
     """
 
@@ -57,7 +57,7 @@ class Rules:
         trainings: Sequence[TrainingGraph],
         targets: frozenset[str] = ANYWHERE,
         kept: Sequence[int] = (),
-        wished: Sequence[int] = (),
+        forced: Sequence[int] = (),
         insertion: Insertion | None = None,
     ) -> None:
         self.trainings, self.targets, self.kept = trainings, targets, kept
@@ -72,7 +72,7 @@ class Rules:
         self.allowed[list(kept)] = False
         #: Of each node whether every plan recomputes it; nodes that MXNet merges share a mark.
         same = np.array(trainings[0].same, dtype=np.int64)
-        self.wished = np.isin(same, same[list(wished)])
+        self.forced = np.isin(same, same[list(forced)])
         # Networks whose layouts a plan can change get no copies, so that there are none to watch.
         blocked = insertion is None and CPU in targets and trainings[0].settings.mkldnn
         tolerant = self._tolerant()
@@ -82,19 +82,19 @@ class Rules:
             for training in trainings
         ]
 
-    def with_copies(self, copies: Iterable[KeptCopy]) -> Rules:
+    def with_copies(self, copies: Iterable[SavedIdentity]) -> Rules:
         """Return the rules for the network with kept copies in it; the last are remembered."""
         key = tuple(copies)
         return self._with_copies.get_or_make(key, lambda: self._extended(key)) if key else self
 
-    def _extended(self, copies: tuple[KeptCopy, ...]) -> Rules:
+    def _extended(self, copies: tuple[SavedIdentity, ...]) -> Rules:
         graph, insertion = with_copies(self.graph, copies)
         index = insertion.new_index
         wanted = [[index[a] for a in training.wanted] for training in self.trainings]
         trainings = training_graphs(graph, wanted, self.trainings[0].settings)
         kept = [k for i in self.kept for k in insertion.places_of(i)]
-        wished = [index[i] for i in np.flatnonzero(self.wished)]
-        return type(self)(trainings, self.targets, kept, wished, insertion)
+        forced = [index[i] for i in np.flatnonzero(self.forced)]
+        return type(self)(trainings, self.targets, kept, forced, insertion)
 
     @property
     def watches_layouts(self) -> bool:
@@ -103,7 +103,7 @@ class Rules:
 
     @property
     def slowness(self) -> int:
-        """About how many times as long as a plain replay it takes to obey them and replay."""
+        """About how many times as long as a plain replay it takes to apply them and replay."""
         return 3 if self.watches_layouts else 1
 
     def _reasons(self) -> dict[int, str]:
@@ -163,15 +163,15 @@ class Rules:
         return replay(self.trainings[0], mask)
 
     def apply(self, mask: Bools) -> Bools:
-        """Return the part of a plan that is right: a copy of ``mask`` with what is wished.
+        """Return the part of a plan that is right: a copy of ``mask`` with what is forced.
 
         Nothing else is recomputed that is not in ``mask``.
         """
-        mask = np.array(mask, dtype=np.bool_) | self.wished
+        mask = np.array(mask, dtype=np.bool_) | self.forced
         while True:
             before = mask.sum()
             for arrays in self.arrays:
-                compiled.obey(arrays, mask)
+                compiled.apply_rules(arrays, mask)
             if mask.sum() == before:
                 return mask
 

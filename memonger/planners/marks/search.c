@@ -3,7 +3,7 @@
 /* Finds the nodes that a state would recompute if there were no rules. */
 static Bools mask_without_rules(Memory *memory, const Space *s, Int8s state)
 {
-    int64_t cuts = s->after.count, n = s->wished.count, end = n;
+    int64_t cuts = s->after.count, n = s->forced.count, end = n;
     bool *mask = NEW(memory, bool, n);
     for (int64_t k = 0; k < cuts; k++)
         if (state.at[k])
@@ -14,7 +14,7 @@ static Bools mask_without_rules(Memory *memory, const Space *s, Int8s state)
         for (int64_t q = s->keep_start.at[k]; state.at[k] && q < s->keep_start.at[k + 1]; q++)
             mask[s->keep.at[q]] = false;
     for (int64_t i = 0; i < n; i++)
-        mask[i] |= s->wished.at[i];
+        mask[i] |= s->forced.at[i];
     for (int64_t k = 0; k < s->copied.count; k++) {
         int64_t node = s->copied.at[k];
         if (!mask[node]) /* an identity of what is saved itself costs nothing */
@@ -28,7 +28,7 @@ void read_state(
     Memory *memory, const Space *s, Int8s state, Bools *mask, Int32s *order, Int32s *reads)
 {
     *mask = mask_without_rules(memory, s, state);
-    obey(memory, &s->rules, *mask, order, reads);
+    apply_rules(memory, &s->rules, *mask, order, reads);
 }
 
 /* Adds up the seconds of what runs again in a step whose rows run in this order. */
@@ -125,7 +125,7 @@ static bool price_state(
     double *seconds = &memo->seconds.at[slot], *priced_to = &memo->limits.at[slot];
     if (*priced_to < 0 || (*pool < 0 && *priced_to < most)) {
         Int32s order, reads;
-        obey(memory, &s->rules, mask, &order, &reads);
+        apply_rules(memory, &s->rules, mask, &order, &reads);
         *seconds = added_seconds(s, order);
         *pool = pool_of(memory, s, mask, order, reads, most);
         if (*pool > most)

@@ -14,12 +14,12 @@ typedef struct {
     Int64s match_ranges;
     Int64s after;            /* of each cut the node before it */
     Int64s keep_start, keep; /* the nodes that each cut saves */
-    Bools wished;            /* whether a node is recomputed by every plan */
+    Bools forced;            /* whether a node is recomputed by every plan */
     Int64s copied, copies;   /* nodes with saved identities, and those identities */
     Doubles seconds;         /* of each node when it is recomputed */
 } Space;
 
-/* Finds the nodes that a state recomputes by the rules, and their order and reads as in obey. */
+/* Finds the nodes that a state recomputes by the rules, and their order and reads as in apply_rules. */
 KERNEL void read_state(
     Memory *memory, const Space *s, Int8s state, Bools *mask, Int32s *order, Int32s *reads);
 

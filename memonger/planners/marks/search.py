@@ -23,7 +23,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.graph.forward import KeptCopy
+from memonger.graph.forward import SavedIdentity
 from memonger.planners.annealing import Archive, Cooling, empty_archive, empty_memo
 from memonger.planners.candidates import Candidate, MarkPlan, by_memory
 from memonger.planners.marks.copies import cuts_behind_copies
@@ -94,7 +94,7 @@ class MarkSearch:
         plain: Rules,
         seconds: Doubles,
         cuts: Sequence[Cut],
-        copies: tuple[KeptCopy, ...],
+        copies: tuple[SavedIdentity, ...],
         threads: Threads,
         effort: Effort,
     ) -> None:
@@ -125,7 +125,7 @@ class MarkSearch:
             np.array([cut.after for cut in self.cuts], dtype=np.int64),
             np.cumsum([0] + [len(cut.keep) for cut in self.cuts]),
             np.array([i for cut in self.cuts for i in cut.keep], dtype=np.int64),
-            rules.wished,
+            rules.forced,
             np.array([insertion.new_index[copy.node] for copy in copies], dtype=np.int64),
             np.array([insertion.index_of(copy) for copy in copies], dtype=np.int64),
             insertion.spread(seconds),

@@ -8,9 +8,9 @@ from typing import Callable, Mapping
 
 import numpy as np
 
-from memonger.planners.candidates import Candidate, MarkPlan, Searched
+from memonger.planners.candidates import Candidate, MarkPlan, SearchResult
 from memonger.planners.marks import chen2016
-from memonger.planners.marks.copies import copies_at, settle
+from memonger.planners.marks.copies import copies_at, drop_unused_identities
 from memonger.planners.marks.cuts import cheap_cuts
 from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.search import Effort, MarkSearch
@@ -31,10 +31,10 @@ def smallest(
     *,
     effort: Effort,
     progress: Callable[[float], None] | None = None,
-) -> Searched:
+) -> SearchResult:
     """Find the smallest of no plan, the original's, and searched ones; list the others behind it.
 
-    All plans obey the rules. In place of no plan there is what is wished, if anything is. The
+    All plans obey the rules. In place of no plan there is what is forced, if anything is. The
     others are the fastest of each size that the search has come to; the ``seconds`` of each node
     tell which those are. Raises KeyboardInterrupt if that comes before anything better than no plan
     was found.
@@ -59,7 +59,7 @@ def smallest(
             raise
     compared.sort(key=lambda plan: plan.pool_bytes)  # of equals the first stays the first
     costs = {plan.origin: plan.pool_bytes for plan in compared}
-    return Searched([*compared, *others], interrupted or threads.interrupted, costs)
+    return SearchResult([*compared, *others], interrupted or threads.interrupted, costs)
 
 
 def _original(hints: Mapping[int, str], rules: Rules, ntrial: int) -> Bools:
@@ -79,7 +79,7 @@ def price_plan(plain: Rules, seconds: Doubles, plan: MarkPlan, origin: str) -> C
 
     ``plain`` are the rules of the network without any, and ``seconds`` those of its nodes.
     """
-    plan, rules, mask = settle(plain, plan)
+    plan, rules, mask = drop_unused_identities(plain, plan)
     replayed, n = rules.replay(mask), len(mask)
     recomputed = replayed.order[(replayed.order >= n) & (replayed.order < 2 * n)] - n
     added = float(rules.insertion.spread(seconds)[recomputed].sum())

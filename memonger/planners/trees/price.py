@@ -91,7 +91,7 @@ def _steps(parts: Parts, node: Int32s, weights: Doubles | None) -> Steps:
         gradient=np.isin(node, workload.gradients),
         costly=np.array([graph.nodes[x].op in PRODUCTS for x in node], dtype=np.bool_),
         work=work,
-        wished=workload.wished[node] if workload.wished.any() else np.zeros(0, dtype=np.bool_),
+        forced=workload.forced[node] if workload.forced.any() else np.zeros(0, dtype=np.bool_),
     )
 
 

@@ -27,7 +27,7 @@ from typing import Callable, Sequence
 import numpy as np
 
 from memonger.planners.annealing import Cooling, empty_archive, empty_memo
-from memonger.planners.candidates import Candidate, by_memory, by_time, not_dominated
+from memonger.planners.candidates import Candidate, by_memory, by_time, pareto_front
 from memonger.planners.trees.price import Limits, make_problem, positions_of_nodes, price_tree
 from memonger.planners.trees.tree_dp import InitialTrees
 from memonger.planners.trees.trees import LEAF, MOST_NODES
@@ -154,7 +154,7 @@ class ScheduleSearch:
         """
         within = self._within(self._limit(work)[1])
         near = [tree for tree in within if tree.pool_bytes <= NEAR * within[0].pool_bytes][1:]
-        points = not_dominated(within, by_time)[-2::-1]
+        points = pareto_front(within, by_time)[-2::-1]
         some = np.linspace(0, len(points), ALTERNATIVES, endpoint=False).astype(int)
         chosen = [points[k] for k in sorted({*some.tolist()})] if points else []
         chosen = sorted({id(p): p for p in (*near[:MOST_NEAR], *chosen)}.values(), key=by_memory)
@@ -169,9 +169,9 @@ class ScheduleSearch:
         plans = self._with_plain(others)
         most_bytes = max(plan.pool_bytes for plan in plans)
         self._search(lambda: self._anneal_for_front(most_bytes), None)
-        for tree in not_dominated(self._trees, by_time):
+        for tree in pareto_front(self._trees, by_time):
             plans.append(self.evaluate(self.schedule(tree.plan)))
-        return not_dominated(plans, by_time)
+        return pareto_front(plans, by_time)
 
     def evaluate(self, schedule: Schedule, origin: str = SEARCHED) -> Candidate:
         """Evaluate a schedule: what is alive beside outputs and gradients, and all its work.
@@ -198,7 +198,7 @@ class ScheduleSearch:
         return passes, passes * self.one_pass
 
     def _with_plain(self, others: Sequence[tuple[str, Schedule]]) -> list[Candidate]:
-        """Evaluate the schedule that recomputes nothing but what is wished, and then others."""
+        """Evaluate the schedule that recomputes nothing but what is forced, and then others."""
         undivided = self.schedule(np.array([[LEAF, 0]], dtype=np.int32))
         schedules = [(NO_RECOMPUTATION, undivided), *others]
         return [self.evaluate(schedule, name) for name, schedule in schedules]
@@ -238,7 +238,7 @@ class ScheduleSearch:
         self._trees += self._evaluated(self._initial.binomial(range(2, int(most) + 1)), limit)
         # Those that others beat are left out: each start of annealing takes time from the others.
         flat = self._evaluated(self._initial.flat(), limit)
-        best = {id(point) for point in not_dominated([*self._trees, *flat], by_time)}
+        best = {id(point) for point in pareto_front([*self._trees, *flat], by_time)}
         self._trees += [point for point in flat if id(point) in best]
         return self._trees[first:]
 
@@ -265,7 +265,7 @@ class ScheduleSearch:
         distinct = {tree.pool_bytes: tree for tree in reversed(within)}.values()
         best_of_group = {tree.origin: tree for tree in distinct}
         starts = sorted(best_of_group.values(), key=by_memory)
-        front = not_dominated(within, by_time)
+        front = pareto_front(within, by_time)
         spread = effort.spread if front else 0
         less = [front[(len(front) - 1) * k // spread] for k in range(spread)]
         starts = [*starts[: effort.rounds[0][0] - spread], *less]
@@ -283,7 +283,7 @@ class ScheduleSearch:
         """
         count, most_work = 2 * self.effort.limits, UNLIMITED * self.one_pass
         for part in range(2):
-            best = not_dominated(self._trees, by_time)
+            best = pareto_front(self._trees, by_time)
             least = best[-1].pool_bytes
             ends = max(1, least), max(1, least, most_bytes)  # nothing is alive in a copy
             sizes = np.geomspace(*ends, count + 1)[part:count:2].astype(int) + 1
@@ -325,7 +325,7 @@ class ScheduleSearch:
             for state in archive.candidates():  # a tree ends where nothing is left to be divided
                 end = np.argmax(np.cumsum(np.where(state.plan[:, 0] == LEAF, -1, 1)) == -1) + 1
                 visited.append(replace(state, plan=state.plan[:end].copy(), origin=start.origin))
-            return [best, *not_dominated(visited, by_time)]
+            return [best, *pareto_front(visited, by_time)]
 
         plans = self._threads.run(job, range(len(starts)), tries, share)
         self._trees += [point for points in plans for point in points]

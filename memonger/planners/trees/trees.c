@@ -186,7 +186,7 @@ static void make_room(Memory *memory, Making *m, int64_t more)
     m->operations = longer;
 }
 
-/* Runs an operator again that is wished to be where an operation reads it as it ran in the forward
+/* Runs an operator again that is forced to be where an operation reads it as it ran in the forward
  * pass: a gradient, or an operator that runs again. So nothing holds its result between. */
 static void run_wished(Memory *memory, Making *m)
 {
@@ -200,7 +200,7 @@ static void run_wished(Memory *memory, Making *m)
         int32_t i = old[k], reader = i < 0 ? ~i : i;
         if (i >= 0 && !has_run[i]) {
             has_run[i] = true;
-            is_stale[i] = s->wished.at[i];
+            is_stale[i] = s->forced.at[i];
             m->operations[m->count++] = i;
             continue;
         }
@@ -290,7 +290,7 @@ double unroll(
             is_backward = true;
         }
     }
-    if (s->wished.count)
+    if (s->forced.count)
         run_wished(&own, &m);
     *operations = (Int32s){NEW(memory, int32_t, m.count), m.count};
     COPY(operations->at, m.operations, m.count);

@@ -21,7 +21,7 @@ typedef struct {
     Bools gradient;          /* whether its gradient runs */
     Bools costly;            /* whether its results are worth saving where others are recomputed */
     Doubles work;            /* of running it forward */
-    Bools wished; /* whether it is to run again before a gradient reads it; empty: none is */
+    Bools forced; /* whether it is to run again before a gradient reads it; empty: none is */
 } Steps;
 
 /* Makes the schedule of a tree, and returns the work of all its forward runs.

@@ -16,7 +16,7 @@ import numpy as np
 
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.training_step import ALIGNMENT
-from memonger.support.errors import MemongerError, in_words, said_by_mxnet
+from memonger.support.errors import MemongerError, format_size, mxnet_message
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.types import Context, Executor, NDArray
 
@@ -66,8 +66,8 @@ class Arena(Generic[T]):
                 self._array = mx.nd.empty((self.nbytes // 8,), self.ctx, dtype="float64")
             except mx.MXNetError as error:
                 raise MemongerError(
-                    f"an arena of {in_words(self.nbytes)} cannot be allocated on {self.ctx}: "
-                    f"{said_by_mxnet(error)}; make the batch smaller, or give a budget"
+                    f"an arena of {format_size(self.nbytes)} cannot be allocated on {self.ctx}: "
+                    f"{mxnet_message(error)}; make the batch smaller, or give a budget"
                 ) from None
         return self._array
 

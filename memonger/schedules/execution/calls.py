@@ -27,7 +27,7 @@ from memonger.graph.operators.recorded import ASYNCHRONOUS, COMPUTES_ALL, MOVED_
 from memonger.graph.operators.tensors import Attributes, Tensor
 from memonger.schedules.execution.arena import address, array_at
 from memonger.schedules.training_step import TrainingStep
-from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.kernels import compiled
 from memonger.support.mxnet import mx, wait_for_engine
 from memonger.support.types import NDArray
@@ -317,7 +317,7 @@ class BoundCalls:
             end = k + 1 if alone else stop
             failed = compiled.run_calls(*functions, self._numbers, k, end, BULK)
             if failed >= 0:
-                said = said_by_mxnet(mx.base.py_str(lib.MXGetLastError()))
+                said = mxnet_message(mx.base.py_str(lib.MXGetLastError()))
                 call = self._calls[int(np.searchsorted(self._ends, failed, side="right"))]
                 raise MemongerError(f"the step of a schedule failed at {call}: {said}")
             if alone:

@@ -58,14 +58,14 @@ class Recipe:
     steps: Latest[TrainingStep] = field(default_factory=lambda: Latest(16))
 
 
-def _losing(method: FunctionType) -> object:
+def _drops_schedule(method: FunctionType) -> object:
     """Make a method of a symbol whose result has no schedule."""
 
     @functools.wraps(method)
     def losing(self: ScheduledSymbol, *args: object, **kwargs: object) -> Symbol:
         result = method(self, *args, **kwargs)
         lost = self._lost or f"this was made by {method.__name__}()"
-        return None if result is None else _taking(result, self.recipe, lost)
+        return None if result is None else _adopt_handle(result, self.recipe, lost)
 
     return losing
 
@@ -133,7 +133,7 @@ class ScheduledSymbol(mx.sym.Symbol):
             log.warning(text, self.name or ", ".join(self.list_outputs()), reason)
 
     def __deepcopy__(self, memo: object) -> ScheduledSymbol:  # __copy__ calls it too
-        return _taking(super().__deepcopy__(memo), self.recipe, self._lost)
+        return _adopt_handle(super().__deepcopy__(memo), self.recipe, self._lost)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (json_of(self), self.recipe.schedule.operations, self._lost)
@@ -148,12 +148,14 @@ class ScheduledSymbol(mx.sym.Symbol):
         chosen = range(len(self))[index] if isinstance(index, slice) else None
         taken = take(index) if chosen is None else mx.sym.Group([take(k) for k in chosen])
         same = self._lost or taken.list_outputs() == self.list_outputs()
-        return _taking(taken, self.recipe, self._lost if same else "an output was taken from it")
+        return _adopt_handle(
+            taken, self.recipe, self._lost if same else "an output was taken from it"
+        )
 
-    get_internals = _losing(mx.sym.Symbol.get_internals)
-    get_children = _losing(mx.sym.Symbol.get_children)
-    optimize_for = _losing(mx.sym.Symbol.optimize_for)
-    get_backend_symbol = _losing(mx.sym.Symbol.get_backend_symbol)
+    get_internals = _drops_schedule(mx.sym.Symbol.get_internals)
+    get_children = _drops_schedule(mx.sym.Symbol.get_children)
+    optimize_for = _drops_schedule(mx.sym.Symbol.optimize_for)
+    get_backend_symbol = _drops_schedule(mx.sym.Symbol.get_backend_symbol)
 
     def as_np_ndarray(self) -> Symbol:
         """Return the network as a symbol of NumPy's operators, without a schedule."""
@@ -288,10 +290,10 @@ def refuse_overlaps(grads: Arrays, inputs: Arrays) -> None:
 
 def scheduled(symbol: Symbol, schedule: Schedule) -> ScheduledSymbol:
     """Copy a network without marks so that it trains by a schedule (nodes of its ForwardGraph)."""
-    return _taking(symbol.__copy__(), Recipe(schedule))
+    return _adopt_handle(symbol.__copy__(), Recipe(schedule))
 
 
-def _taking(symbol: Symbol, recipe: Recipe, lost: str | None = None) -> ScheduledSymbol:
+def _adopt_handle(symbol: Symbol, recipe: Recipe, lost: str | None = None) -> ScheduledSymbol:
     """Make a ScheduledSymbol that takes a symbol's place: the handle is its from now on."""
     heir = ScheduledSymbol(symbol.handle, recipe, lost)
     symbol.handle = mx.base.SymbolHandle()
@@ -299,7 +301,7 @@ def _taking(symbol: Symbol, recipe: Recipe, lost: str | None = None) -> Schedule
 
 
 def _unpickled(text: str, operations: Int32s, lost: str | None) -> ScheduledSymbol:
-    return _taking(mx.sym.load_json(text), Recipe(Schedule(operations)), lost)
+    return _adopt_handle(mx.sym.load_json(text), Recipe(Schedule(operations)), lost)
 
 
 def requests_of(names: Sequence[str], grad_req: object) -> dict[str, str]:

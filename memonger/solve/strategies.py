@@ -27,14 +27,14 @@ from memonger.graph.training import training_graphs
 from memonger.planners.candidates import (
     Candidate,
     MarkPlan,
-    Searched,
+    SearchResult,
     by_added_time,
     by_time,
-    not_dominated,
+    pareto_front,
 )
 from memonger.planners.marks import chen2016
 from memonger.planners.marks import search as marks_search
-from memonger.planners.marks.copies import settle
+from memonger.planners.marks.copies import drop_unused_identities
 from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse
 from memonger.planners.marks.smallest import NO_PLAN, smallest
 from memonger.planners.trees import search as trees
@@ -54,7 +54,7 @@ from memonger.solve.memory import (
 from memonger.solve.options import Options
 from memonger.solve.request import Request, fingerprint
 from memonger.support.cache import Latest
-from memonger.support.errors import MB, in_words
+from memonger.support.errors import MB, format_size
 from memonger.support.parallel import progress_bar
 from memonger.support.types import Bools, Doubles, Symbol
 
@@ -66,7 +66,7 @@ T = TypeVar("T")
 #: dozen (a bucket each): they are planned with this patience.
 SMALL, SMALL_PATIENCE = 16 * MB, 0.05
 
-_searches: Latest[Searched] = Latest(128)
+_searches: Latest[SearchResult] = Latest(128)
 
 
 def once(method: Callable[[S], T]) -> Callable[[S], T]:
@@ -89,7 +89,7 @@ class _Network:
     for_all = True  # whether a plan must be right whatever gradients are asked for
 
     def __init__(self, request: Request, options: Options) -> None:
-        self.timed_on = request.find_timed(options.gpu, options.measure)
+        self.timed_on = request.find_timing_device(options.gpu, options.measure)
         predicted = self.timed_on.sheet in GPUS and not options.measure
         gpu = self.timed_on.sheet if predicted else None
         self.request, self.options = request, replace(options, gpu=gpu)
@@ -108,13 +108,13 @@ class _Network:
         until = len(graph.nodes) if request.until is None else request.until
         #: The nodes that the user keeps, and those that are to be recomputed.
         kept = {*range(until, len(graph.nodes)), *request.keep.nodes}
-        self.kept, self.wished = sorted(kept), sorted({*request.recompute.nodes} - kept)
+        self.kept, self.forced = sorted(kept), sorted({*request.recompute.nodes} - kept)
 
     @once
     def build_rules(self) -> Rules:
         """Build the rules for marks."""
         kind = Rules if self.options.rules else NoRules
-        rules = kind(self.trainings, self.request.targets, self.kept, self.wished)
+        rules = kind(self.trainings, self.request.targets, self.kept, self.forced)
         reasons = [(self.graph.nodes[i].op, why) for i, why in rules.reasons.items()]
         if reasons and self.options.rules:
             log.info("kept by rule: %s", kept_summary(reasons))
@@ -167,7 +167,7 @@ class _Network:
         if nbytes >= SMALL:
             return 1.0
         text = "the network takes %s without a plan, less than %s, so that it is planned with "
-        log.info(text + "patience=%g", in_words(nbytes), in_words(SMALL), SMALL_PATIENCE)
+        log.info(text + "patience=%g", format_size(nbytes), format_size(SMALL), SMALL_PATIENCE)
         return SMALL_PATIENCE
 
     def make_no_plan(self) -> Candidate:
@@ -202,7 +202,7 @@ class _Network:
 class Marks(_Network):
     """Marks on the operators, by which each result is recomputed at most once."""
 
-    def search_smallest(self) -> Searched:
+    def search_smallest(self) -> SearchResult:
         """Search for the plan of least memory; behind it are others that the search has met."""
         hints, rules, ntrial = self.hints, self.build_rules(), self.options.ntrial
         effort = marks_search.EFFORT.times(self.choose_patience())
@@ -213,7 +213,7 @@ class Marks(_Network):
             log.info("%s: %.1f MB", name, counted / MB)
         return searched
 
-    def search_front(self) -> Searched:
+    def search_pareto_front(self) -> SearchResult:
         """List the plans of the search for least memory that no other beats, the fastest first."""
         searched, step = search_smallest(self), self.time_operators().step or 1
         plans = [
@@ -223,20 +223,20 @@ class Marks(_Network):
                 origin=candidate.origin if candidate.recomputes else NO_PLAN,
                 added_time=candidate.time / step,
             )
-            for candidate in not_dominated(searched.plans, by_time)
+            for candidate in pareto_front(searched.plans, by_time)
         ]
-        return replace(searched, plans=not_dominated(plans, by_added_time))
+        return replace(searched, plans=pareto_front(plans, by_added_time))
 
     def predict_memory(self, plan: Candidate) -> Memory:
         """Predict what a plan takes."""
-        _, rules, mask = settle(self.build_rules(), plan.plan)
+        _, rules, mask = drop_unused_identities(self.build_rules(), plan.plan)
         return predict_marks(rules.trainings[0], mask, self.find_held())
 
     def bind_plan(self, plan: Candidate) -> tuple[Candidate, Symbol, Memory]:
         """Make what MXNet can carry out of a plan into a symbol, and have MXNet bind it."""
         symbol, rules = self.request.symbol, self.build_rules()
         copies = marks.make_inferable(symbol, plan.copies, self.request.spec.shapes)
-        settled, *_ = settle(rules, MarkPlan(plan.plan.mask, copies))
+        settled, *_ = drop_unused_identities(rules, MarkPlan(plan.plan.mask, copies))
         plan, native = replace(plan, plan=settled), rules.native(settled.mask)
         planned = marks.apply(symbol, settled.mask, native, settled.copies)
         return plan, planned, confirm(self.predict_memory(plan), planned, self.request)
@@ -245,7 +245,7 @@ class Marks(_Network):
 class Original(Marks):
     """The original's search (Chen et al. 2016), trial for trial."""
 
-    def search_smallest(self) -> Searched:
+    def search_smallest(self) -> SearchResult:
         trials: list[tuple[int, Bools]] = []
         interrupted, ntrial = False, self.options.ntrial
 
@@ -269,7 +269,7 @@ class Original(Marks):
         after = self.build_rules().replay(mask).pool_bytes
         if self.options.rules:
             log.info("cost=%s MB before the rules, %s MB with them", before, after // MB)
-        return Searched([Candidate(after, 0.0, MarkPlan(mask), "chen2016")], interrupted)
+        return SearchResult([Candidate(after, 0.0, MarkPlan(mask), "chen2016")], interrupted)
 
 
 class Schedules(_Network):
@@ -282,7 +282,7 @@ class Schedules(_Network):
         super().__init__(request, options)
         training, nodes = self.training, self.graph.nodes
         tensors_of(training.graph)  # refuses what is sparse
-        self.workload = schedules.workload(training, self.kept, self.wished)
+        self.workload = schedules.workload(training, self.kept, self.forced)
         added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
         kind = request.device_type
         self.mkldnn = kind == ANY or kind != GPU and has_mkldnn(request.device)
@@ -290,7 +290,7 @@ class Schedules(_Network):
         self.parts_of_step = make_parts(self.workload, added, self.mkldnn) if added else self.parts
         self._memories: Latest[Memory] = Latest(8)
 
-    def search_smallest(self) -> Searched:
+    def search_smallest(self) -> SearchResult:
         """Search for the least memory; other plans follow, for some keep no layouts."""
         work = self.options.work
         return self._search(
@@ -298,7 +298,7 @@ class Schedules(_Network):
             self.choose_patience(),
         )
 
-    def search_front(self) -> Searched:
+    def search_pareto_front(self) -> SearchResult:
         """Search for the plans that no other beats, and for those of least memory.
 
         Of these none is left out: it may take a smaller arena than one that has less alive.
@@ -310,13 +310,13 @@ class Schedules(_Network):
                 searches.append(self.search_by_time(self.choose_patience()))
         plans = [plan for searched in searches for plan in searched.plans]
         interrupted = len(searches) < 2 or searches[1].interrupted
-        return Searched(self._add_times(plans), interrupted)
+        return SearchResult(self._add_times(plans), interrupted)
 
-    def search_by_time(self, patience: float) -> Searched:
+    def search_by_time(self, patience: float) -> SearchResult:
         """Search for the plans that no other beats."""
         forward = self.time_operators().forward
         searched = self._search(lambda search: search.front(), patience, forward)
-        return Searched(self._add_times(searched.plans), searched.interrupted)
+        return SearchResult(self._add_times(searched.plans), searched.interrupted)
 
     def _add_times(self, plans: Iterable[Candidate]) -> Sequence[Candidate]:
         """Estimate the times that plans add to a step, and sort them by these."""
@@ -346,7 +346,7 @@ class Schedules(_Network):
         patience: float,
         weights: Doubles | None = None,
         effort: trees.Effort = trees.EFFORT,
-    ) -> Searched:
+    ) -> SearchResult:
         """Search for schedules; KeyboardInterrupt before there is one that recomputes is raised."""
         with progress_bar() as progress:
             effort = effort.times(patience)
@@ -357,7 +357,7 @@ class Schedules(_Network):
         heads = {(x, k) for x, k in self.graph.heads if not self.graph.nodes[x].is_variable}
         outputs = sum(self.graph.tensors[x][k].nbytes for x, k in heads)
         plans = [replace(plan, pool_bytes=plan.pool_bytes + outputs) for plan in plans]
-        return Searched(plans, tree.interrupted)
+        return SearchResult(plans, tree.interrupted)
 
     def predict_memory(self, plan: Candidate) -> Memory:
         return self._memories.get_or_make(
@@ -374,28 +374,28 @@ class Schedules(_Network):
         return plan, planned, memory
 
 
-Way = Union[Marks, Schedules]
+Strategy = Union[Marks, Schedules]
 
 
-def search_front(way: Way) -> Searched:
+def search_pareto_front(strategy: Strategy) -> SearchResult:
     """Search for the plans that no other beats in memory and time."""
-    options = replace(way.options, budget=None, knee=False, slower_than=None)
-    return remember(way.search_front, "front", way.request, options)
+    options = replace(strategy.options, budget=None, knee=False, slower_than=None)
+    return remember(strategy.search_pareto_front, "front", strategy.request, options)
 
 
-def search_smallest(way: Way, level: int = logging.INFO) -> Searched:
+def search_smallest(strategy: Strategy, level: int = logging.INFO) -> SearchResult:
     """Search for the plan of least memory, with the limit of work that there is."""
-    options = replace(way.options, budget=None, knee=False, slower_than=None)
-    return remember(way.search_smallest, "smallest", way.request, options, level)
+    options = replace(strategy.options, budget=None, knee=False, slower_than=None)
+    return remember(strategy.search_smallest, "smallest", strategy.request, options, level)
 
 
 def remember(
-    search: Callable[[], Searched],
+    search: Callable[[], SearchResult],
     goal: Hashable,
     request: Request,
     options: Options,
     level: int = logging.INFO,
-) -> Searched:
+) -> SearchResult:
     """Search for this goal, unless that was done before."""
     key = goal, fingerprint(request, options)
     searched = _searches.get(key)

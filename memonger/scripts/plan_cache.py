@@ -31,7 +31,7 @@ PRIVATE = 0o700  # the mode of a new folder
 
 def file_of(request: Request, options: Options) -> Path:
     """Name the file of a plan."""
-    timed_on = request.find_timed(options.gpu, options.measure)
+    timed_on = request.find_timing_device(options.gpu, options.measure)
     parts = [
         fingerprint(request, options),
         [node["name"] for node in read_graph(request.symbol)["nodes"]],
