@@ -96,7 +96,8 @@ def plan(
         predicting its time from its FLOPs and bytes. By default nothing is measured.
     gpu : str, optional
         For a budget: the GPU whose times are predicted, from its data sheet: 'M60', 'P100',
-        'GTX 1080 Ti', 'V100', 'T4', 'RTX 2080 Ti', 'A100', 'A10', 'RTX 3090', 'RTX 4090' or 'L4'.
+        'GTX 1080 Ti', 'V100', 'T4', 'RTX 2080 Ti', 'A100', 'A10', 'RTX 3090', 'RTX 4090', 'L4',
+        'H100', 'H200' or 'RTX 5090'.
         By default times are those of the device that ``ctx`` says: of the GPU here by its name (of
         a V100 if there is none, or none of these), or of a nominal CPU.
     patience : float, optional

@@ -48,10 +48,10 @@ from memonger.support.types import Symbol
 
 log = logging.getLogger("memonger")
 
-WORTH = 0.1  # of the memory that a plan must save, where nothing was asked for
-LITTLE = 0.05  # of the memory: a plan that saves less is explained
+WORTHWHILE_SAVING = 0.1  # of the memory that a plan must save, where nothing was asked for
+SMALL_SAVING = 0.05  # of the memory: a plan that saves less is explained
 SLACK = 1e-9  # for rounding where work or time is compared
-ONE_MORE = 2.0  # the forward work of marks, at most: a pass, and another one
+ONE_MORE_PASS = 2.0  # the forward work of marks, at most: a pass, and another one
 
 NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
 WITHOUT_FUSION = (
@@ -86,7 +86,7 @@ def solve(request: Request, options: Options) -> Solution:
     if options.how != AUTO or options.knee or limits != (None,) * 3:
         return plan_by(request, options, solve_by)
     find = functools.partial(solve_by, judge=_judge)
-    return plan_by(request, replace(options, work=ONE_MORE), find)
+    return plan_by(request, replace(options, work=ONE_MORE_PASS), find)
 
 
 def plan_by(request: Request, options: Options, find: Callable[[Strategy], T]) -> T:
@@ -247,7 +247,7 @@ def _confirm_first(strategy: Strategy, plans: Iterable[Candidate], limit: float)
 def _judge(strategy: Strategy, solution: Solution) -> Solution:
     """Return a plan that is worth its time: this one, or what runs nothing again, or no plan.
 
-    It saves at least `WORTH` of the memory, and a point of memory or more for a point of time.
+    It saves at least `WORTHWHILE_SAVING` of the memory, and a point of memory or more for a point of time.
     """
     unplanned = strategy.measure_unplanned()
     if solution.interrupted or strategy.forced or solution.memory is unplanned:
@@ -258,7 +258,7 @@ def _judge(strategy: Strategy, solution: Solution) -> Solution:
             continue
         saved = 1 - other.memory.pool_bytes / max(1, unplanned.pool_bytes)
         added = other.plan.added_time or 0.0
-        if saved >= max(WORTH, added):
+        if saved >= max(WORTHWHILE_SAVING, added):
             return replace(other, costs={**solution.costs, **other.costs})
         reasons.append(f"save {100 * saved:.0f} % of the memory for {100 * added:.0f} % more time")
     none = _confirm(strategy, strategy.make_no_plan())
@@ -295,7 +295,7 @@ def _find_fitting(strategy: Strategy, lent: Lent) -> Solution | None:
 def estimate_schedule(request: Request) -> int | None:
     """Estimate what a schedule takes that does at most as much work as marks; None: it has none."""
     try:
-        return Schedules(request, Options(how="schedule")).estimate_least(ONE_MORE)
+        return Schedules(request, Options(how="schedule")).estimate_least(ONE_MORE_PASS)
     except (MemongerError, KeyboardInterrupt):
         return None
 
@@ -358,10 +358,14 @@ def _advise(strategy: Strategy, solution: Solution) -> Solution:
         of = " that recomputes what recompute= names" if strategy.forced else ""
         text = f"no plan{of} costs less than the network as it is ({before}), so it is returned"
         warnings.append(f"{text} unmarked: {_explain_little(strategy)}")
-    elif saved < LITTLE * pool:
+    elif saved < SMALL_SAVING * pool:
         text = f"the plan saves {100 * saved / pool:.1f} % of {format_size(pool)}"
         warnings.append(f"{text}: {_explain_little(strategy)}")
-    if saved < LITTLE * pool and strategy.noun == "plan" and strategy.build_rules().watches_layouts:
+    if (
+        saved < SMALL_SAVING * pool
+        and strategy.noun == "plan"
+        and strategy.build_rules().watches_layouts
+    ):
         text = "operators are kept so that MKLDNN lays out and rounds tensors as without a plan"
         others = "how='schedule', ctx='gpu' (a plan for GPUs) or MXNET_MKLDNN_ENABLED=0"
         warnings.append(f"{text}; {others} may allow more")

@@ -193,6 +193,8 @@ def test_a_gpu_that_is_not_here_has_the_times_of_its_data_sheet(caplog: Any) -> 
         ("NVIDIA A100-SXM4-40GB", "A100"),
         ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
         ("NVIDIA L4", "L4"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090"),
         ("Tesla T4", "T4"),
         *((name, None) for name in ("NVIDIA L40", "NVIDIA GeForce RTX 2080", "Quadro T400", "")),
     ],

@@ -23,8 +23,9 @@ class Rates(NamedTuple):
 
 
 #: FP32 TFLOP/s at the boost clock without tensor cores, and GB/s of the memory. MXNet 1.9.1's wheel
-#: runs on all of them (compute capability 5.2 to 8.9). Where a GPU is sold in several forms it is
-#: the SXM one; of the M60's two GPUs one; of A100s that with 40 GB.
+#: runs on all of them (compute capability 5.2 to 8.9) but the last three, which need a build of
+#: their own (``docs/gpu.md``). Where a GPU is sold in several forms it is the SXM one; of the M60's
+#: two GPUs one; of A100s that with 40 GB.
 _DATA_SHEETS = {
     "M60": (4.8, 160),
     "P100": (10.6, 732),
@@ -37,6 +38,9 @@ _DATA_SHEETS = {
     "RTX 3090": (35.6, 936),
     "RTX 4090": (82.6, 1008),
     "L4": (30.3, 300),
+    "H100": (66.9, 3350),
+    "H200": (66.9, 4800),
+    "RTX 5090": (104.8, 1792),
 }
 GPUS = {
     name: Rates(tflops * 1e12, gbytes * 1e9, CALL)
