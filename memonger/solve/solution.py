@@ -247,7 +247,7 @@ def _confirm_first(strategy: Strategy, plans: Iterable[Candidate], limit: float)
 def _judge(strategy: Strategy, solution: Solution) -> Solution:
     """Return a plan that is worth its time: this one, or what runs nothing again, or no plan.
 
-    It saves at least `WORTHWHILE_SAVING` of the memory, and a point of memory or more for a point of time.
+    It saves at least `WORTHWHILE_SAVING` of the memory, and as large a share of it as it adds time.
     """
     unplanned = strategy.measure_unplanned()
     if solution.interrupted or strategy.forced or solution.memory is unplanned:
