@@ -5,7 +5,7 @@ those that are trained only ``RNN`` does. It is never recomputed (``ForwardGraph
 that no plan changes what is held. While they run, operators share one temporary space of the device
 (``kTempSpace``, ``MXNET_GPU_TEMP_COPY``), as large as the largest request (``src/resource.cc``).
 What oneDNN's (MKLDNN's) operators hold on a CPU is not counted: workspaces of ``RNN``, copies in
-other layouts, scratch memory. ``docs/held-by-operators.md`` lists the operators that were read.
+other layouts, scratch memory. ``docs/how-it-works.md`` lists the operators that were read.
 """
 
 from __future__ import annotations
