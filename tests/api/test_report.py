@@ -164,11 +164,8 @@ def test_each_batch_in_a_page_is_planned_as_by_itself(
 
 def test_no_batch_is_in_a_page_twice(chain: Any, tmp_path: Path) -> None:
     small = networks.chain(1, hidden=4, batch=8)[0]
-    never = memonger.largest_batch(small, {"data": (None, 4)}, 3000, **{"how": "marks", **QUICK})
-    always, both = (
-        memonger.largest_batch(chain[0], OPEN, n, **{"how": "marks", **QUICK})
-        for n in (8000, 16_000)
-    )
+    never = memonger.largest_batch(small, {"data": (None, 4)}, 3000, **QUICK)
+    always, both = (memonger.largest_batch(chain[0], OPEN, n, **QUICK) for n in (8700, 16_000))
     assert [answer.unplanned_batch for answer in (always, both)] == [0, 1]
     for largest, kinds in ((never, {"none"}), (always, {"marks"}), (both, {"none", "marks"})):
         pickle.loads(pickle.dumps(largest)).report(tmp_path / "batch.html")
@@ -183,7 +180,7 @@ def test_a_batch_at_which_nothing_fits_is_left_out(
 ) -> None:
     """It is left out: a search may find less than that of a larger batch."""
     largest, solve = (
-        memonger.largest_batch(chain[0], OPEN, 16_000, **{"how": "marks", **QUICK}),
+        memonger.largest_batch(chain[0], OPEN, 16_000, **QUICK),
         frontier.solve,
     )
     data = []
