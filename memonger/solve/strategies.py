@@ -345,11 +345,11 @@ class Schedules(_Network):
         search: Callable[[trees.ScheduleSearch], Sequence[Candidate]],
         patience: float,
         weights: Doubles | None = None,
-        effort: trees.Effort = trees.EFFORT,
+        effort: trees.Effort | None = None,
     ) -> SearchResult:
         """Search for schedules; KeyboardInterrupt before there is one that recomputes is raised."""
         with progress_bar() as progress:
-            effort = effort.times(patience)
+            effort = (effort or trees.EFFORT).times(patience)
             tree = trees.ScheduleSearch(self.workload, effort, progress, weights, self.parts)
             plans = search(tree)
         if tree.interrupted and all(plan.origin == trees.NO_RECOMPUTATION for plan in plans):

@@ -102,7 +102,7 @@ def test_a_frontier_has_plans_that_nothing_beats(how: str) -> None:
     # A schedule that recomputes nothing is as fast as no plan, and smaller: it is in an arena.
     first = "no plan" if how == "marks" else "no recomputation"
     assert plans[0].planner == first and added[0] == 0 and not plans[0].recomputed
-    assert all(p.exact for p in plans) and not plans.interrupted
+    assert all(p.exact and p.planner for p in plans) and not plans.interrupted
     assert any(p.schedule is not None for p in plans) == (how != "marks")
     assert 4 < len(plans) <= 40
     few = memonger.frontier(net(), SHAPES, how=how, points=6)

@@ -52,7 +52,7 @@ def smallest(
         if cuts and rules.allowed.any():
             search = MarkSearch(rules, seconds, cuts, copies_at(rules, cuts), threads, effort)
             compared.append(price(search.plan(search.minimise()), SEARCHED))
-            others = search.plans()
+            others = [replace(plan, origin=SEARCHED) for plan in search.plans()]
     except KeyboardInterrupt:
         interrupted = True
         if all(plan.pool_bytes >= nothing.pool_bytes for plan in compared):
