@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple
 
 import numpy as np
@@ -228,6 +228,7 @@ class PlannedOp:
             )
         if not plan.is_used:
             return Decision(kind, plan)
+        plan = replace(plan)  # without its replay: it may be large
         graph = PlannedGraph(plan.symbol, self._names, self._parameters, self._usual.is_np_sym)
         # Other calls may take more than a budget of bytes, but hardly more than such a share.
         return Decision(

@@ -88,7 +88,7 @@ def test_plans_stay_bound_for_the_latest_32_shapes(freed: list[threading.Thread]
     assert len(freed) == 8
 
 
-DENSE: Any = nn.Dense, {"units": 64}, 30, (4096, 64)
+DENSE: Any = nn.Dense, {"units": 64}, 30, (8192, 64)
 CONVOLUTIONS: Any = (
     nn.Conv2D, {"channels": 384, "kernel_size": 3, "padding": 1, "in_channels": 384}, 12,
     (4, 384, 8, 8),
@@ -124,8 +124,8 @@ def growth(*arguments: Any) -> float:
 
 @pytest.mark.slow
 def test_a_process_grows_by_one_pool_for_batches_of_all_sizes() -> None:
-    plain, marks = (growth(DENSE, [4096] * 3, plans, 2) for plans in (False, True))
-    several = growth(DENSE, [3900, 4096, 4000, 3800], True, 2)
+    plain, marks = (growth(DENSE, [8192] * 3, plans, 2) for plans in (False, True))
+    several = growth(DENSE, [7800, 8192, 8000, 7600], True, 2)
     assert marks < 0.5 * plain
     assert several < 2.5 * marks  # MXNet and MKLDNN take some MB for each size beside the pool
 
