@@ -123,7 +123,8 @@ def check_told(
 ) -> None:
     """Check that what plans tell of the pool is exact, and what of the device to 3 %.
 
-    With fusion on that is what their bind on the GPU has told, whatever was predicted.
+    With fusion on that is what their bind on the GPU has told, whatever was predicted. A bind tells
+    the pool alone: how MXNet rounds its blocks is then not known, and the device to 10 %.
     """
     for name, plan in plans.items():
         taken, predicted = steps_of[name, fusion], plan.device_bytes
@@ -132,7 +133,8 @@ def check_told(
         )
         assert plan.exact or fusion == "1", name
         assert taken.pool == plan.counted_bytes // MB, (name, fusion)
-        assert abs(taken.peak - predicted) < 0.03 * predicted, (name, fusion, predicted, taken.peak)
+        most = (0.03 if plan.exact else 0.1) * predicted
+        assert abs(taken.peak - predicted) < most, (name, fusion, predicted, taken.peak)
 
 
 def check_plans(

@@ -101,7 +101,7 @@ def test_the_command_is_of_this_package_whatever_the_path_says(tmp_path: Path) -
 
 NAMES = """
 import mxnet as mx
-from memonger.scripts.kept import file_of
+from memonger.scripts.plan_cache import file_of
 from memonger.solve.options import Options
 from memonger.solve.request import read_request
 
