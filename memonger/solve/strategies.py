@@ -334,11 +334,8 @@ class Schedules(_Network):
     def estimate_least(self, work: float) -> int:
         """Estimate the least memory with this limit of work, in bytes: of initial solutions."""
         few = replace(trees.EFFORT, annealing=0)
-        return (
-            self._search(lambda search: [search.least_memory(work)], 1.0, effort=few)
-            .plans[0]
-            .pool_bytes
-        )
+        searched = self._search(lambda search: [search.least_memory(work)], 1.0, effort=few)
+        return searched.plans[0].pool_bytes
 
     def _search(
         self,
@@ -400,7 +397,7 @@ def remember(
     key = goal, fingerprint(request, options)
     searched = _searches.get(key)
     if searched is not None:
-        log.log(level, "this network was planned before; what was found then is taken")
+        log.log(level, "using the cached search result for this network")
         return searched
     searched = search()
     if not searched.interrupted:

@@ -43,8 +43,8 @@ def symbol_of(handle: object) -> Symbol:
 
 def is_noted(array: NDArray) -> bool:
     """Return whether an array was marked since memonger was imported, or is not marked."""
-    symbol, mark = symbol_of(array.handle), _marks.get(array.handle.value)
-    return symbol is None or (mark is not None and mark.name == symbol.name)
+    symbol = symbol_of(array.handle)
+    return symbol is None or _noted_mark(array, symbol) is not None
 
 
 def mark_of(array: NDArray, unseen: str = WRITE) -> Mark:
@@ -55,14 +55,20 @@ def mark_of(array: NDArray, unseen: str = WRITE) -> Mark:
     symbol = symbol_of(array.handle)
     if symbol is None:
         return Mark("", NULL)
-    mark = _marks.get(array.handle.value)
-    if mark is not None and mark.name == symbol.name:
+    mark = _noted_mark(array, symbol)
+    if mark is not None:
         return mark
     names = symbol.list_inputs()
     # ``MarkVariables`` names variables so; ``RecordOp`` names what it makes of other arrays.
     is_marked = any(name.startswith("var") for name in names)
     request = unseen if names == [symbol.name] else WRITE
     return Mark(symbol.name, request if is_marked else NULL)
+
+
+def _noted_mark(array: NDArray, symbol: Symbol) -> Mark | None:
+    """Return the mark that was noted of an array, if it is still that of its symbol."""
+    mark = _marks.get(array.handle.value)
+    return mark if mark is not None and mark.name == symbol.name else None
 
 
 def _mark(  # type: ignore[misc]  # arrays of ctypes

@@ -136,12 +136,12 @@ def answer_job() -> None:
     That is JSON: the seconds forward and with the gradient, or a text that says why it cannot be
     measured. An empty line comes before, when MXNet is imported.
     """
-    with os.fdopen(os.dup(1), "w") as answers:
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:  # each line is sent at once
         os.dup2(2, 1)  # what an operator prints is no answer
         job = json.load(sys.stdin)
         mx.util.set_np_shape(job["np_shape"])
         ctx = mx.Context(*job["device"])
-        print(file=answers, flush=True)
+        answers.write("\n")
         for op, attrs, tensors in job["operators"]:
             inputs = [Tensor(tuple(shape), *types) for shape, *types in tensors]
             answer: Json
@@ -149,7 +149,7 @@ def answer_job() -> None:
                 answer = _measure_operator(op, dict(attrs), inputs, ctx, job["rounds"])
             except (MemongerError, *MXNET_ERRORS) as error:  # it cannot be bound alone
                 answer = mxnet_message(error)
-            print(json.dumps(answer), file=answers, flush=True)
+            answers.write(json.dumps(answer) + "\n")
 
 
 def _measure_operator(
