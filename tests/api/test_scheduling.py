@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import memonger
@@ -11,7 +12,11 @@ import numpy as np
 import pytest
 from memonger.costs.held import round_for_gpu
 from memonger.graph.operators.tensors import Tensor
+from memonger.planners.candidates import Candidate
 from memonger.schedules.execution.symbol import ScheduledSymbol
+from memonger.schedules.layouts import LayoutMismatch
+from memonger.solve.options import Options
+from memonger.solve.solution import choose_smallest
 from memonger.support.errors import BudgetError
 
 import networks
@@ -135,3 +140,21 @@ def test_a_scheduled_symbol_is_planned_anew_without_its_schedule() -> None:
     marks = memonger.plan(first.symbol, shapes, how="marks")
     assert marks.pool_bytes == memonger.plan(symbol, shapes, how="marks").pool_bytes
     assert not isinstance(marks.symbol, ScheduledSymbol)
+
+
+def test_the_smallest_is_chosen_by_what_is_taken_and_not_by_what_is_alive() -> None:
+    """What cannot win is not looked at, and what keeps no layouts is left out."""
+    taken: dict[int, Any] = {10: None, 11: 15, 12: 13, 13: 12, 20: 11}  # by the bytes alive
+    asked: list[int] = []
+
+    def predict_memory(plan: Candidate) -> Any:
+        asked.append(plan.pool_bytes)
+        if taken[plan.pool_bytes] is None:
+            raise LayoutMismatch("laid out in another way")
+        return SimpleNamespace(pool_bytes=taken[plan.pool_bytes], recomputed_flops=0.0)
+
+    strategy: Any = SimpleNamespace(predict_memory=predict_memory, options=Options())
+    plans = [Candidate(nbytes, 0.0, None) for nbytes in sorted(taken, reverse=True)]
+    plan, memory = choose_smallest(strategy, plans)
+    assert plan is not None and memory is not None
+    assert (plan.pool_bytes, memory.pool_bytes, asked) == (12, 13, [10, 11, 12])
