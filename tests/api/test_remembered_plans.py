@@ -20,7 +20,7 @@ from zoo import unrolled
 def cache_hits(caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
     """Return what counts the plans that were not searched for, but known from before."""
     caplog.set_level(logging.INFO, "memonger")
-    return lambda: sum("planned before" in r.getMessage() for r in caplog.records)
+    return lambda: sum("cached search result" in r.getMessage() for r in caplog.records)
 
 
 def test_the_same_network_is_planned_once(cache_hits: Any) -> None:
