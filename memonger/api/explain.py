@@ -15,7 +15,6 @@ from memonger.solve.request import read_call
 from memonger.solve.solution import NO_OPERATORS
 from memonger.solve.timeline import find_kept
 from memonger.support.errors import MB, format_size
-from memonger.support.kernels import compiled
 from memonger.support.types import Int64s, Symbol
 
 if TYPE_CHECKING:
@@ -294,13 +293,11 @@ def find_results(memory: Memory) -> Int64s:
 
 def _readers(memory: Memory) -> Mapping[tuple[int, int], Mapping[int, None]]:
     """Return the operators, as they run, that read each tensor in a phase: by (phase, entry)."""
-    arrays, order = memory.replay.training.arrays, memory.replay.order
-    entries = compiled.find_entries(
-        arrays, memory.replay.recomputed, arrays.use_entry, arrays.use_row, arrays.use_owner
-    )
+    t, order, entry = memory.replay.training.arrays, memory.replay.order, memory.replay.step.entry
     readers: defaultdict[tuple[int, int], dict[int, None]] = defaultdict(dict)
     for phase in (RECOMPUTED, BACKWARD):
         for row in order[memory.find_places(phase)].tolist():
-            for entry in entries[arrays.use_start[row] : arrays.use_start[row + 1]].tolist():
-                readers[phase, entry][int(memory.operators[row])] = None
+            reads = slice(*t.read_start[row : row + 2])
+            for read in entry[reads][t.read_holds[reads]].tolist():
+                readers[phase, read][int(memory.operators[row])] = None
     return readers

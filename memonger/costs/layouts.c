@@ -45,7 +45,7 @@ int64_t find_layout(
 typedef struct {
     const GraphArrays *t;
     const LayoutArrays *layouts;
-    const int32_t *entries;         /* by read */
+    const Step *step;
     const int32_t *planned, *block; /* by entry; block: with the terms of sums in place */
     int64_t *written, *read;        /* by entry; by read */
     int64_t *now;                   /* by block: the layout of its memory now */
@@ -58,7 +58,7 @@ static void read_layouts(const State *s, int32_t row)
     int64_t first = s->t->read_start.at[row], begin = s->t->output_start.at[row];
     int64_t *read = s->read;
     for (int64_t j = first; j < s->t->read_start.at[row + 1]; j++) {
-        int32_t entry = s->entries[j], block = s->block[entry];
+        int32_t entry = s->step->entry.at[j], block = s->block[entry];
         read[j] = block < 0 ? s->written[entry] : s->now[block];
     }
     /* The gradient of BatchNorm brings what is plain into the blocks of its data
@@ -74,19 +74,19 @@ static int32_t find_place(const State *s, int32_t row, int64_t out)
     if (s->block[out] != planned[out])
         return ADDED;
     for (int32_t j = read_start[row]; planned[out] >= 0 && j < read_start[row + 1]; j++)
-        if (planned[s->entries[j]] == planned[out])
+        if (planned[s->step->entry.at[j]] == planned[out])
             return j - read_start[row];
     return NOT_IN_PLACE;
 }
 
 /* Finds the places of the outputs of a row and their layouts. */
-static void write_layouts(const State *s, int32_t row, const int32_t *reads)
+static void write_layouts(const State *s, int32_t row)
 {
     int64_t first = s->t->read_start.at[row], count = s->t->read_start.at[row + 1] - first;
     const LayoutArrays *l = s->layouts;
     bool is_added = false; /* the term has been added to the sum already */
     if (l->adding.at[row]) {
-        int32_t term = s->entries[first + 1];
+        int32_t term = s->step->entry.at[first + 1];
         is_added = s->block[term] != s->planned[term];
     }
     for (int64_t out = s->t->output_start.at[row]; out < s->t->output_start.at[row + 1]; out++) {
@@ -98,7 +98,7 @@ static void write_layouts(const State *s, int32_t row, const int32_t *reads)
         int32_t place = s->place[out] = find_place(s, row, out);
         if (place == NOT_IN_PLACE)
             before = PLAIN;
-        if (reads[out] > 0) {
+        if (s->step->reads.at[out] > 0) {
             Int64s inputs = {s->read + first, count};
             Bools plays = {l->plays.at + first, count};
             s->written[out] = find_layout(
@@ -108,9 +108,9 @@ static void write_layouts(const State *s, int32_t row, const int32_t *reads)
 }
 
 void lead_layouts(
-    Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, Bools recomputed,
-    Int32s order, Int32s reads, Int64s want_read, Int64s want_written, Int64s *written,
-    Int64s *read, Int32s *place, Int32s *entries, Bools *other_read, Bools *other_written)
+    Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, const Step *step,
+    Int64s want_read, Int64s want_written, Int64s *written, Int64s *read, Int32s *place,
+    Bools *other_read, Bools *other_written)
 {
     int64_t outputs = t->elements.count, inputs = t->read_row.count;
     *written = (Int64s){ZEROS(memory, int64_t, outputs), outputs};
@@ -122,17 +122,17 @@ void lead_layouts(
         read->at[j] = ANY_LAYOUT;
     for (int64_t out = 0; out < outputs; out++)
         place->at[out] = NOT_IN_PLACE;
-    *entries = find_read_entries(memory, t, recomputed);
     Memory then = *memory;
     Int32s planned, block;
-    allocate(memory, t, recomputed, order, reads, 0, INFINITY, &planned);
-    add_in_place(memory, t, recomputed, order, layouts->adding, planned, &block);
+    allocate(memory, t, step, 0, INFINITY, &planned);
+    add_in_place(memory, t, step, layouts->adding, planned, &block);
     int64_t *now = ZEROS(memory, int64_t, outputs);
+    const int32_t *entry = step->entry.at;
     State s = {
-        t, layouts, entries->at, planned.at, block.at, written->at, read->at, now, place->at,
+        t, layouts, step, planned.at, block.at, written->at, read->at, now, place->at,
     };
-    for (int64_t i = 0; i < order.count; i++) {
-        int32_t row = order.at[i];
+    for (int64_t i = 0; i < step->order.count; i++) {
+        int32_t row = step->order.at[i];
         if (t->variable.at[row])
             continue;
         read_layouts(&s, row);
@@ -141,12 +141,12 @@ void lead_layouts(
             if (!want_read.count || want_read.at[j] == ANY_LAYOUT || read->at[j] == want_read.at[j])
                 continue;
             other_read->at[j] = other = true;
-            if (block.at[entries->at[j]] >= 0)
-                now[block.at[entries->at[j]]] = PLAIN;
+            if (block.at[entry[j]] >= 0)
+                now[block.at[entry[j]]] = PLAIN;
         }
         if (other)
             read_layouts(&s, row);
-        write_layouts(&s, row, reads.at);
+        write_layouts(&s, row);
         for (int64_t out = t->output_start.at[row]; out < t->output_start.at[row + 1]; out++) {
             int64_t want = want_written.count ? want_written.at[out] : ANY_LAYOUT;
             if (want != ANY_LAYOUT && want != written->at[out]) {
@@ -161,11 +161,11 @@ void lead_layouts(
 }
 
 void follow_layouts(
-    Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, Bools recomputed,
-    Int32s order, Int32s reads, Int64s *written, Int64s *read, Int32s *place, Int32s *entries)
+    Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, const Step *step,
+    Int64s *written, Int64s *read, Int32s *place)
 {
     Int64s any = {0};
     Bools other_read, other_written;
-    lead_layouts(memory, t, layouts, recomputed, order, reads, any, any, written, read, place,
-                 entries, &other_read, &other_written);
+    lead_layouts(
+        memory, t, layouts, step, any, any, written, read, place, &other_read, &other_written);
 }

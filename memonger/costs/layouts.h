@@ -30,16 +30,16 @@ KERNEL int64_t find_layout(
 /* Follows the layouts of a step.
  *
  * Returns, by entry, the layout that is ``written`` and its ``place``; by read, the layout that is
- * ``read`` (ANY_LAYOUT: it does not run) and the entry that it reads. */
+ * ``read`` (ANY_LAYOUT: it does not run). */
 KERNEL void follow_layouts(
-    Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, Bools recomputed,
-    Int32s order, Int32s reads, Int64s *written, Int64s *read, Int32s *place, Int32s *entries);
+    Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, const Step *step,
+    Int64s *written, Int64s *read, Int32s *place);
 
 /* As follow_layouts; where a layout is not as wanted, it goes on as if it were.
  *
  * Such an input is then taken to be PLAIN. Wanted are layouts by read and by entry, or none: any.
  * Returns also which reads and which entries are not as wanted. */
 KERNEL void lead_layouts(
-    Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, Bools recomputed,
-    Int32s order, Int32s reads, Int64s want_read, Int64s want_written, Int64s *written,
-    Int64s *read, Int32s *place, Int32s *entries, Bools *other_read, Bools *other_written);
+    Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, const Step *step,
+    Int64s want_read, Int64s want_written, Int64s *written, Int64s *read, Int32s *place,
+    Bools *other_read, Bools *other_written);

@@ -18,13 +18,13 @@ from typing import List, Sequence, Tuple
 import numpy as np
 
 from memonger.costs.replay import find_adding_rows
-from memonger.graph.arrays import Signature
+from memonger.graph.arrays import Signature, Step
 from memonger.graph.operators.inplace import reads_overwritten
 from memonger.graph.operators.layouts import layout_of_output, layouts_of_inputs
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import StepGraph
 from memonger.support.kernels import Struct, constant
-from memonger.support.types import Bools, Int32s
+from memonger.support.types import Bools
 
 PLAIN = constant("PLAIN")  # not laid out in blocks
 ANY_LAYOUT = constant("ANY_LAYOUT")  # instead of a layout that is wanted
@@ -81,13 +81,11 @@ def _find_facts(signature: Signature, data: Tensor | None) -> Facts:
     return ([constant(name.upper()) for name in names], number, *depend)
 
 
-def find_mattering(
-    training: StepGraph, layouts: LayoutArrays, order: Int32s, entries: Int32s
-) -> Bools:
+def find_mattering(training: StepGraph, layouts: LayoutArrays, step: Step) -> Bools:
     """Find the outputs (bool, of each) on whose layout numbers may come to depend."""
     t, signatures = training.arrays, training.signatures
     matters = np.zeros(len(t.elements), dtype=np.bool_)
-    for row in order[::-1].tolist():
+    for row in step.order[::-1].tolist():
         if t.variable[row]:
             continue
         reads, begin = slice(*t.read_start[row : row + 2]), t.output_start[row]
@@ -97,5 +95,5 @@ def find_mattering(
             read[:1] |= layouts.adding[row]
             for j, k, _ in signatures[row].options:
                 read[j] |= matters[begin + k]
-        matters[entries[reads][read]] = True
+        matters[step.entry[reads][read]] = True
     return matters

@@ -49,8 +49,9 @@ def find_lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None)
     n, rows = t.forward, len(t.variable)
     nbytes = t.elements * t.itemsize
     same = np.arange(len(nbytes))  # the tensor whose memory each can have while both are read
+    entry, holds = t.read_entry, t.read_holds
     for q in np.flatnonzero(t.inplace_identity):  # by rows, each after what it reads
-        same[t.inplace_output[q]] = same[t.inplace_entry[q]]
+        same[t.inplace_output[q]] = same[entry[t.inplace_read[q]]]
     row, tensor = _find_needed(training, same)
     own = np.bincount(row, nbytes[tensor], rows)
     gradients = t.walk_row[t.walk_row >= 2 * n]
@@ -58,7 +59,7 @@ def find_lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None)
     run = run[(training.origin[run] >= 0) & ~t.variable[run]]
     if not len(run):
         return LowerBound(0, -1, -1, 0)
-    reader = find_owners(t.use_start)
+    reader, used = find_owners(t.read_start)[holds], entry[holds]
     heads = t.head_entry[: t.outputs][~t.variable[t.head_row[: t.outputs]]]
 
     def find_bound(order: Int64s) -> LowerBound:
@@ -67,8 +68,8 @@ def find_lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None)
         place[order] = np.arange(len(order))
         # What is held over each row: until its last gradient, or to the end.
         last = np.full(len(nbytes), -1, dtype=np.int64)
-        read = once[t.use_entry] & (place[reader] >= 0)
-        np.maximum.at(last, same[t.use_entry[read]], place[reader[read]])
+        read = once[used] & (place[reader] >= 0)
+        np.maximum.at(last, same[used[read]], place[reader[read]])
         last[same[heads]] = len(order)
         ending = np.bincount(last[last >= 0], nbytes[last >= 0], len(order) + 1)
         over = np.zeros(rows)
@@ -85,11 +86,12 @@ def find_lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None)
 def _find_needed(training: TrainingGraph, same: Int64s) -> tuple[Int64s, Int64s]:
     """Find what each row needs in memory itself: pairs of a row and a tensor, without doubles."""
     t, entries = training.arrays, len(same)
-    reader, maker = find_owners(t.use_start), find_owners(t.output_start)
+    reader, maker = find_owners(t.read_start), find_owners(t.output_start)
+    entry = t.read_entry
     apart = np.isin(np.arange(entries), t.head_entry[t.outputs :])  # gradients: the user's memory
     overwriting = np.isin(np.arange(entries), t.inplace_output)
-    used = ~apart[t.use_entry] & ~np.isin(reader, maker[apart & overwriting])
+    used = t.read_holds & ~apart[entry] & ~np.isin(reader, maker[apart & overwriting])
     outputs = np.flatnonzero(~apart & ~overwriting & ~t.variable[maker])
     row = np.concatenate([reader[used], maker[outputs]])
-    pairs = np.unique(row * entries + same[np.concatenate([t.use_entry[used], outputs])])
+    pairs = np.unique(row * entries + same[np.concatenate([entry[used], outputs])])
     return pairs // entries, pairs % entries

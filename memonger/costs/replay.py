@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memonger.graph.arrays import Step
 from memonger.graph.training import StepGraph
 from memonger.support.kernels import compiled
 from memonger.support.types import Bools, Int32s, Int64s
@@ -46,10 +47,15 @@ class Replay:
 
     training: StepGraph
     recomputed: Bools  # of each forward node: whether it carries ``force_mirroring``
-    order: Int32s  # the rows of the training graph in the order in which they run
-    reads: Int32s  # how often each entry is read
+    step: Step  # the rows of the training graph that run
     planned: Int32s  # the block that the planner gives each entry; negative where none
     pool_bytes: int  # as MXNet counts it and ``debug_str`` reports it: 4 bytes an element
+
+    @property
+    def order(self) -> Int32s:
+        """The rows of the training graph in the order in which they run."""
+        order: Int32s = self.step.order
+        return order
 
     @property
     def blocks(self) -> Int32s:
@@ -59,14 +65,13 @@ class Replay:
     @property
     def storage(self) -> Int32s:
         """The memory of each entry as if none was used again: one number for what is in place."""
-        t, mask, order = self.training.arrays, self.recomputed, self.order
-        _, blocks = compiled.allocate(t, mask, order, self.reads, 0, math.inf)
+        _, blocks = compiled.allocate(self.training.arrays, self.step, 0, math.inf)
         return self._add_in_place(blocks)
 
     def _add_in_place(self, blocks: Int32s) -> Int32s:
         """Return these blocks with the terms of sums where the sums are."""
         t, adding = self.training.arrays, find_adding_rows(self.training)
-        return compiled.add_in_place(t, self.recomputed, self.order, adding, blocks)
+        return compiled.add_in_place(t, self.step, adding, blocks)
 
     @property
     def allocated_bytes(self) -> int:
@@ -86,10 +91,12 @@ class Replay:
         t, order, storage = self.training.arrays, self.order, self.storage
         place_of_row = np.full(len(t.variable), -1)
         place_of_row[order] = np.arange(len(order))
-        birth, reader = (np.repeat(place_of_row, np.diff(s)) for s in (t.output_start, t.use_start))
-        read = compiled.find_entries(t, self.recomputed, t.use_entry, t.use_row, t.use_owner)
+        birth, reader = (
+            np.repeat(place_of_row, np.diff(s)) for s in (t.output_start, t.read_start)
+        )
         last = birth.copy()  # the place of the last reader of each entry
-        np.maximum.at(last, read[reader >= 0], reader[reader >= 0])
+        held = t.read_holds & (reader >= 0)
+        np.maximum.at(last, self.step.entry[held], reader[held])
         last[t.head_entry[: t.outputs]] = len(order) - 1
         entries = np.flatnonzero(storage >= 0)
         entries = entries[np.lexsort((entries, birth[entries]))]
@@ -114,11 +121,10 @@ class Replay:
 def replay(training: StepGraph, recomputed: Bools) -> Replay:
     """Order a training graph with these forward nodes (bool) marked, and plan its memory."""
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
-    order, reads = compiled.order_and_reads(training.arrays, mask)
+    step = compiled.find_step(training.arrays, mask)
     ranges = np.array(training.settings.match_ranges)
-    arrays = training.arrays
-    pool, planned = compiled.allocate_least(arrays, mask, order, reads, ranges, math.inf)
-    return Replay(training, mask, order, reads, planned, pool)
+    pool, planned = compiled.allocate_least(training.arrays, step, ranges, math.inf)
+    return Replay(training, mask, step, planned, pool)
 
 
 def find_adding_rows(training: StepGraph) -> Bools:

@@ -48,3 +48,79 @@ void walk(
     }
     order->count = reader->count = count;
 }
+
+/* Lists the rows that run, in order. */
+static Int32s find_order(Memory *memory, const GraphArrays *t, const bool *recomputed)
+{
+    int32_t n = (int32_t)t->forward;
+    const int32_t *before_start = t->before_start.at;
+    Int32s order = int32s(memory, t->first.count + t->walk_row.count + n);
+    int64_t count = t->first.count;
+    COPY(order.at, t->first.at, count);
+    Memory then = *memory;
+    bool *done = NEW(memory, bool, n); /* or never done */
+    int32_t *stack = NEW(memory, int32_t, n), *next = NEW(memory, int32_t, n);
+    for (int32_t x = 0; x < n; x++)
+        done[x] = !recomputed[x];
+    COPY(next, before_start, n);
+    for (int64_t i = 0; i < t->walk_row.count; i++) {
+        int32_t row = t->walk_row.at[i], depth = 0;
+        if (row >= n) {
+            order.at[count++] = row;
+            continue;
+        }
+        if (done[row] || !recomputed[t->walk_owner.at[i]])
+            continue;
+        done[row] = true;
+        stack[0] = row;
+        while (depth >= 0) {
+            int32_t x = stack[depth];
+            if (next[x] == before_start[x + 1]) {
+                order.at[count++] = x + n;
+                depth--;
+                continue;
+            }
+            int32_t before = t->before_row.at[next[x]++];
+            if (!done[before]) {
+                done[before] = true;
+                stack[++depth] = before;
+            }
+        }
+    }
+    give_back(memory, then);
+    order.count = count;
+    return order;
+}
+
+/* Returns the entry that is read: of the copy where owner and row are both recomputed. */
+static inline int32_t find_entry(
+    const GraphArrays *t, const bool *recomputed, int32_t row, int32_t output, int32_t owner)
+{
+    if (row < 0) /* a variable that is left out */
+        return 0;
+    bool of_copy = owner != KEPT && recomputed[owner] && recomputed[row];
+    return t->output_start.at[of_copy ? row + t->forward : row] + output;
+}
+
+void find_step(Memory *memory, const GraphArrays *t, Bools recomputed, Step *step)
+{
+    const bool *mask = recomputed.at;
+    Int32s order = find_order(memory, t, mask);
+    Int32s entry = {ZEROS(memory, int32_t, t->read_row.count), t->read_row.count};
+    Int32s head = int32s(memory, t->head_row.count);
+    Int32s reads = {ZEROS(memory, int32_t, t->elements.count), t->elements.count};
+    for (int64_t h = 0; h < head.count; h++) {
+        int32_t row = t->head_row.at[h], output = t->head_output.at[h];
+        head.at[h] = find_entry(t, mask, row, output, t->head_owner.at[h]);
+        reads.at[head.at[h]]++;
+    }
+    for (int64_t i = 0; i < order.count; i++) {
+        int32_t reader = order.at[i];
+        for (int32_t j = t->read_start.at[reader]; j < t->read_start.at[reader + 1]; j++) {
+            int32_t row = t->read_row.at[j], output = t->read_output.at[j];
+            entry.at[j] = find_entry(t, mask, row, output, t->read_owner.at[j]);
+            reads.at[entry.at[j]] += t->read_holds.at[j];
+        }
+    }
+    *step = (Step){order, entry, head, reads};
+}

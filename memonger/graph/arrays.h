@@ -10,37 +10,40 @@ enum { KEPT = -1 };     /* an owner: the row itself is always read, never its co
  * Rows 0 to n-1 are the forward nodes, n to 2n-1 their recomputed copies, then come the gradients.
  * ``*_start`` has one element more than there are rows: row r owns items start[r] to start[r + 1].
  * An *entry* is the number of an output among those of all rows: ``output_start[row] + output``.
- * If the operator ``owner`` and the row that it reads are both recomputed, the copy of that row is
- * read instead.
+ * A read is (row, output, owner). If the operator ``owner`` and the row that it reads are both
+ * recomputed, the copy of that row is read instead.
  */
 typedef struct {
     int64_t forward; /* n */
     Bools variable;  /* by row */
     Int32s read_start, read_row, read_output, read_owner;
     Bools read_ignored; /* by read: only the shape is read */
-    /* The reads that hold memory: not ignored, and not of variables. */
-    Int32s use_start, use_entry, use_row, use_owner;
+    Bools read_holds;   /* by read: it holds memory: not ignored, and not of a variable */
     Int32s output_start;
     Int64s elements, itemsize; /* by entry; bytes of one element */
     Int32s rank;               /* by entry: the index of its size in ``sizes`` */
     Int64s sizes;              /* bytes, 4 to an element, ascending */
     Int32s by_size;            /* the entries of each row as they get memory: the largest first */
-    /* The in-place options that can apply: sizes agree, and the input is no variable. ``input`` is
-     * a number within the row. ``entry``, ``row`` and ``owner`` describe what is read; ``output``
-     * is an entry. */
-    Int32s inplace_start, inplace_input, inplace_entry, inplace_row, inplace_owner, inplace_output;
+    /* The in-place options that can apply: sizes agree, and the input is no variable. ``read`` is
+     * the number of the read among those of all rows, ``output`` is an entry. */
+    Int32s inplace_start, inplace_read, inplace_output;
     Bools inplace_identity;
-    Int32s head_row, head_entry, head_owner; /* the outputs of the network, then the gradients */
-    int64_t outputs;                         /* how many heads are outputs of the network */
+    Int32s head_row, head_output, head_owner; /* the outputs of the network, then the gradients */
+    int64_t outputs;                          /* how many heads are outputs of the network */
     /* The rows of ``first`` run first. walk_row then lists gradient rows in execution order. Before
      * each it lists the forward nodes which that gradient (of the operator walk_owner) reads; if
      * such a node is recomputed, its copy runs first. */
     Int32s first, walk_row, walk_owner;
     Int32s before_start, before_row; /* by forward row: the operators that must have run before */
-    Int32s reads; /* by entry: how often it is read if nothing is recomputed */
-    /* By forward row: what its gradients read of operators. */
-    Int32s recomputed_start, recomputed_entry, recomputed_row;
 } GraphArrays;
+
+/* The rows of a training graph that run where some operators are recomputed. */
+typedef struct {
+    Int32s order; /* these rows, as they run */
+    Int32s entry; /* by read of one of them: the entry that it reads, perhaps of a copy */
+    Int32s head;  /* by head: its entry */
+    Int32s reads; /* by entry: how many reads hold it, and heads */
+} Step;
 
 /* What the allocator reads of signatures, one after the other. */
 typedef struct {
@@ -66,3 +69,11 @@ KERNEL void group_by_key(Memory *memory, Int32s key, int64_t keys, Int32s *start
 KERNEL void walk(
     Memory *memory, int64_t have_run, Int32s start, Int32s before, Int32s owner, Int32s heads,
     Int32s head_owner, Int32s *order, Int32s *reader);
+
+/* Finds the rows that run if these forward nodes are recomputed, and what they read.
+ *
+ * Forward nodes come first; each copy comes where the walk through the gradients
+ * (``GraphArrays.walk_row``), which is the same for every plan, first meets it. ``recomputed`` has
+ * no elements if the graph has no copies (``forward`` is 0).
+ */
+KERNEL void find_step(Memory *memory, const GraphArrays *t, Bools recomputed, Step *step);

@@ -76,6 +76,22 @@ class GraphArrays(Struct):
     forward: int
     outputs: int
 
+    @property
+    def read_entry(self) -> Int32s:
+        """The entry that each read reads if nothing is recomputed; 0 of what is left out."""
+        there = self.read_row != LEFT_OUT
+        return np.where(there, self.output_start[self.read_row] + self.read_output, 0)
+
+    @property
+    def head_entry(self) -> Int32s:
+        """The entry of each head if nothing is recomputed."""
+        entry: Int32s = self.output_start[self.head_row] + self.head_output
+        return entry
+
+
+class Step(Struct):
+    """The rows of a training graph that run where some operators are recomputed."""
+
 
 class SignatureArrays(Struct):
     """What the allocator reads of `Signature`s."""
@@ -145,9 +161,6 @@ def graph_arrays(
     ignored = s.ignored[gather(s.ignored_start, number)[0]]
     there = read_row != LEFT_OUT
     read_entry = np.where(there, output_start[read_row] + read_output, 0)
-    used = there & ~variable[read_row] & ~ignored
-    use_start = find_starts(used)[read_start]
-    use_entry, use_row, use_owner = read_entry[used], read_row[used], read_owner[used]
     # Of the in-place options those that can apply.
     option, taker = gather(s.option_start, number)
     read = read_start[taker] + s.option_input[option]
@@ -159,7 +172,6 @@ def graph_arrays(
     read = read[fits]
     first, start = np.arange(rows, dtype=np.int32), np.zeros(1, dtype=np.int32)
     before_row = walk_row = walk_owner = first[:0]
-    runs = np.ones(rows, dtype=np.bool_)
     if waits is not None:  # the order in which the rows run, each after those that it reads
         reader = np.append(find_owners(read_start)[there], find_owners(waits[0]))
         before = np.argsort(reader, kind="stable")
@@ -169,19 +181,8 @@ def graph_arrays(
         first, _ = compiled.walk(0, *graph, head_row[:outputs], head_owner[:outputs])
         gradients = head_row[outputs:], head_owner[outputs:]
         walk_row, walk_owner = compiled.walk(forward, *graph, *gradients)
-        runs = np.isin(np.arange(rows), np.append(first, walk_row))
         needed = (walk_row >= forward) | ((walk_owner != KEPT) & ~variable[walk_row])
         walk_row, walk_owner = walk_row[needed], walk_owner[needed]
-    head_entry = output_start[head_row] + head_output
-    user = find_owners(use_start)
-    running = runs[user]
-    count = np.bincount(np.append(use_entry[running], head_entry), minlength=len(maker))
-    # What gradients, and the user, read of operators.
-    late = running & (user >= 2 * forward)
-    entry, row = np.append(use_entry[late], head_entry), np.append(use_row[late], head_row)
-    owner = np.append(use_owner[late], head_owner)
-    copies = np.flatnonzero((row < forward) & ~variable[row] & (owner != KEPT))
-    copies = copies[np.argsort(owner[copies], kind="stable")]
     return GraphArrays(
         forward=forward,
         variable=variable,
@@ -190,10 +191,7 @@ def graph_arrays(
         read_output=read_output,
         read_owner=read_owner,
         read_ignored=ignored,
-        use_start=use_start,
-        use_entry=use_entry,
-        use_row=use_row,
-        use_owner=use_owner,
+        read_holds=there & ~variable[read_row] & ~ignored,
         output_start=output_start,
         elements=s.elements[output_type],
         itemsize=itemsize,
@@ -201,14 +199,11 @@ def graph_arrays(
         sizes=s.sizes,
         by_size=s.by_size[output_type] + output_start[maker],
         inplace_start=find_starts(np.bincount(taker[fits], None, rows)),
-        inplace_input=s.option_input[option[fits]],
-        inplace_entry=read_entry[read],
-        inplace_row=read_row[read],
-        inplace_owner=read_owner[read],
+        inplace_read=read,
         inplace_output=output[fits],
         inplace_identity=identity[fits],
         head_row=head_row,
-        head_entry=head_entry,
+        head_output=head_output,
         head_owner=head_owner,
         outputs=outputs,
         first=first,
@@ -216,10 +211,6 @@ def graph_arrays(
         walk_owner=walk_owner,
         before_start=start[: forward + 1],
         before_row=before_row[: start[forward]],
-        reads=count.astype(np.int32),
-        recomputed_start=find_starts(np.bincount(owner[copies], None, forward)),
-        recomputed_entry=entry[copies],
-        recomputed_row=row[copies],
     )
 
 

@@ -174,12 +174,13 @@ def _unwritten_biases(network: _Network) -> set[RowEntry]:
     """Find gradients of biases that MKLDNN does not write, for their weights get none."""
     # src/operator/nn/mkldnn/mkldnn_fully_connected.cc
     training, t, reads = network.training, network.training.arrays, network.reads
+    read_counts = compiled.find_step(t, np.zeros(t.forward, dtype=np.bool_)).reads
     unwritten = set()
     for row in (r for r in network.walk if training.ops[r] == "_backward_FullyConnected"):
         head, output = reads[row][0]
         tensor = training.signatures[head].tensors[output]
         by_mkldnn = tensor.dtype == FLOAT and len(tensor.shape) <= AXES
-        _, weight, *bias = t.reads[slice(*t.output_start[row : row + 2])]
+        _, weight, *bias = read_counts[slice(*t.output_start[row : row + 2])]
         if by_mkldnn and weight == 0 and any(bias):
             unwritten.add((row, 2))
     for row, _ in sorted(unwritten & set(chain(*reads))):

@@ -49,10 +49,10 @@ class Expected:
         training = unplanned.training
         t = self.arrays = training.arrays
         layouts = mkldnn.find_layouts(training, scoring=True)
-        self.output_layout, self.read_layout, self.place, entries = compiled.follow_layouts(
-            t, layouts, unplanned.recomputed, unplanned.order, unplanned.reads
+        self.output_layout, self.read_layout, self.place = compiled.follow_layouts(
+            t, layouts, unplanned.step
         )
-        self.matters = mkldnn.find_mattering(training, layouts, unplanned.order, entries)
+        self.matters = mkldnn.find_mattering(training, layouts, unplanned.step)
         in_place = (layouts.code == IN_PLACE) & (self.place != NOT_IN_PLACE)
         rows = np.flatnonzero(in_place[t.output_start[:-1]])
         #: Rows that can read their input only if they overwrite it.
@@ -63,19 +63,20 @@ class Expected:
 
         Layouts after an insertion are followed as if it were there. ``source`` is as in `Rows`.
         """
-        t, nothing = training.arrays, np.zeros(0, dtype=np.bool_)
+        t = training.arrays
+        step = compiled.find_step(t, np.zeros(0, dtype=np.bool_))
         layouts = mkldnn.find_layouts(training, scoring=True)
         reader, place, inside = _counterparts(t.read_start, self.arrays.read_start, source)
         want_read = np.where(inside & layouts.shows, self.read_layout[place], ANY_LAYOUT)
         maker, same, inside = _counterparts(t.output_start, self.arrays.output_start, source)
         want_output = np.where(inside & self.matters[same], self.output_layout[same], ANY_LAYOUT)
-        entries, ops = t.output_start[t.read_row] + t.read_output, np.array(training.ops)
-        readers = np.bincount(entries[~t.read_ignored], minlength=len(want_output))
+        ops = np.array(training.ops)
+        readers = np.bincount(step.entry[~t.read_ignored], minlength=len(want_output))
         corrected = np.zeros(len(want_output), dtype=np.bool_)  # made plain by what was inserted
-        corrected[entries[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
+        corrected[step.entry[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
         want_output[(readers == 0) | (corrected & (readers == 1))] = ANY_LAYOUT
-        _, read, have, _, other_read, other_output = compiled.lead_layouts(
-            t, layouts, nothing, t.first, t.reads, want_read, want_output
+        _, read, have, other_read, other_output = compiled.lead_layouts(
+            t, layouts, step, want_read, want_output
         )
         for one, other in _read_with_workspace(t, ops):
             usual = self.read_layout[place[[one, other]]]

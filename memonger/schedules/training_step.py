@@ -212,9 +212,10 @@ class TrainingStep(StepGraph):
 
     def replay(self) -> Replay:
         """Return in which memory each tensor is."""
-        order, nothing = self.arrays.first, np.zeros(0, dtype=np.bool_)
+        nothing = np.zeros(0, dtype=np.bool_)
+        step = compiled.find_step(self.arrays, nothing)
         nbytes = self.arena_bytes + int(self.alive.nbytes[self.output_blocks].sum())
-        return Placed(self, nothing, order, self.arrays.reads, self.alive.block, nbytes)
+        return Placed(self, nothing, step, self.alive.block, nbytes)
 
 
 class Placed(Replay):

@@ -82,9 +82,8 @@ class Memory:
 
     def _count_device_bytes(self, pool_bytes: int) -> int:
         t, signatures = self.training.arrays, self.training.signatures
-        rows = t.head_row[t.outputs :]
-        outputs = t.head_entry[t.outputs :] - t.output_start[rows]
-        gradients = [signatures[row].tensors[k] for row, k in zip(rows, outputs)]
+        heads = zip(t.head_row[t.outputs :], t.head_output[t.outputs :])
+        gradients = [signatures[row].tensors[k] for row, k in heads]
         return count_device_bytes(self.replay, gradients, self.held, pool_bytes)
 
     def count_saved(self, unplanned: Memory) -> int:

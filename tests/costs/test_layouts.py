@@ -130,8 +130,8 @@ def predicted(conv: Any) -> int:
     x = S.Convolution(S.var("data"), num_filter=oc, num_group=groups, no_bias=True, **size_of)
     training = training_graph(forward(x, {"data": (mb, ic, size, size)}))
     t, nothing = training.arrays, np.zeros(training.arrays.forward, dtype=np.bool_)
-    order, reads = compiled.order_and_reads(t, nothing)
-    layouts = compiled.follow_layouts(t, find_layouts(training), nothing, order, reads)[0]
+    step = compiled.find_step(t, nothing)
+    layouts = compiled.follow_layouts(t, find_layouts(training), step)[0]
     return int(layouts[t.output_start[training.ops.index("Convolution")]])
 
 

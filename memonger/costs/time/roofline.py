@@ -61,8 +61,7 @@ def count_moved_bytes(training: TrainingGraph) -> Doubles:
     """Count the bytes that each row of a training graph reads and writes; each tensor once."""
     t, rows = training.arrays, len(training.ops)
     sizes = (t.elements * t.itemsize).astype(np.float64)
-    entry = t.output_start[t.read_row] + t.read_output
-    pairs = np.stack([find_owners(t.read_start), entry], axis=1)
+    pairs = np.stack([find_owners(t.read_start), t.read_entry], axis=1)
     reader, entry = np.unique(pairs[~t.read_ignored], axis=0).T
     written = np.bincount(find_owners(t.output_start), sizes, rows)
     moved = np.bincount(reader, sizes[entry], rows) + written

@@ -23,10 +23,11 @@ from memonger.costs.layouts import (
     find_layouts,
     find_mattering,
 )
+from memonger.graph.arrays import Step
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.training import TrainingGraph
 from memonger.support.kernels import Struct, compiled
-from memonger.support.types import Bools, Int32s, Int64s
+from memonger.support.types import Bools, Int64s
 
 
 class LayoutRule(Struct):
@@ -51,12 +52,10 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
     t = training.arrays
     layouts = find_layouts(training)
     nothing = np.zeros(t.forward, dtype=np.bool_)
-    order, read_count = compiled.order_and_reads(t, nothing)
-    output_layout, read_layout, place, entries = compiled.follow_layouts(
-        t, layouts, nothing, order, read_count
-    )
-    matters = find_mattering(training, layouts, order, entries)
-    if not _may_change(training, layouts, order, read_layout, entries, matters):
+    step = compiled.find_step(t, nothing)
+    output_layout, read_layout, place = compiled.follow_layouts(t, layouts, step)
+    matters = find_mattering(training, layouts, step)
+    if not _may_change(training, layouts, step, read_layout, matters):
         return NO_RULE
     wanted = np.where(layouts.shows, read_layout, ANY_LAYOUT)
     reads, outputs = int(t.read_start[t.forward]), int(t.output_start[t.forward])
@@ -73,15 +72,14 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
 def _may_change(
     training: TrainingGraph,
     layouts: LayoutArrays,
-    order: Int32s,
+    step: Step,
     read_layout: Int64s,
-    entries: Int32s,
     matters: Bools,
 ) -> bool:
     """Return whether some layout that matters depends on what is in place."""
     t = training.arrays
-    shown = np.bincount(entries[layouts.shows & (read_layout >= 0)], minlength=len(matters))
-    for row in order.tolist():
+    shown = np.bincount(step.entry[layouts.shows & (read_layout >= 0)], minlength=len(matters))
+    for row in step.order.tolist():
         first, last = int(t.read_start[row]), int(t.read_start[row + 1])
         inputs = read_layout[first:last]
         if not inputs.any():
@@ -90,8 +88,9 @@ def _may_change(
             return True
         possible: dict[int, set[int]] = {}  # layouts of each output
         for q in range(int(t.inplace_start[row]), int(t.inplace_start[row + 1])):
-            out, j = int(t.inplace_output[q]), int(t.inplace_input[q])
-            if row >= 2 * t.forward and t.inplace_row[q] >= 2 * t.forward:
+            out, read = int(t.inplace_output[q]), int(t.inplace_read[q])
+            j = read - first
+            if row >= 2 * t.forward and t.read_row[read] >= 2 * t.forward:
                 continue  # gradients read gradients in the same order under any plan
             code, number, plays = layouts.code[out], layouts.number[out], layouts.plays[first:last]
             results = possible.setdefault(out, set())
@@ -99,7 +98,7 @@ def _may_change(
             if not t.inplace_identity[q]:
                 apart = compiled.find_layout(code, number, NOT_IN_PLACE, PLAIN, inputs, plays)
                 results.add(apart)
-            elif int(inputs[j]) not in results and shown[entries[first + j]]:
+            elif int(inputs[j]) not in results and shown[step.entry[read]]:
                 return True  # what other readers find depends on what is written over it
         if any(len(results) > 1 and matters[out] for out, results in possible.items()):
             return True

@@ -16,19 +16,19 @@ static void keep(Keeping *k, int64_t node)
 }
 
 /* Keeps what rules 3 and 4 say, as far as can be seen at once. */
-static void keep_unread(Memory *memory, Keeping *k, const RuleArrays *r, Int32s order, Int32s reads)
+static void keep_unread(Memory *memory, Keeping *k, const RuleArrays *r, const Step *step)
 {
     const GraphArrays *t = k->t;
     const Facts *f = k->facts;
     const bool *held = f->held.at, *own_output = f->own_output.at;
     int64_t n = t->forward;
     bool *copied = ZEROS(memory, bool, n);
-    for (int64_t i = 0; i < order.count; i++) {
-        int64_t row = order.at[i], x = row - n;
+    for (int64_t i = 0; i < step->order.count; i++) {
+        int64_t row = step->order.at[i], x = row - n;
         if (x < 0 || x >= n)
             continue;
         copied[x] = true;
-        if (reads.at[t->output_start.at[row]] == 0 && !r->tolerant.at[x])
+        if (step->reads.at[t->output_start.at[row]] == 0 && !r->tolerant.at[x])
             keep(k, x);
     }
     /* Whether a gradient before its own depends on an output. */
@@ -93,14 +93,12 @@ static void keep_holder(Keeping *k, int64_t row, int64_t place)
 
 /* Keeps something of a plan where its layouts differ from those without a plan. */
 static void keep_layouts(
-    Memory *memory, Keeping *k, const LayoutRule *rule, Bools mask, Int32s order, Int32s reads)
+    Memory *memory, Keeping *k, const LayoutRule *rule, Bools mask, const Step *step)
 {
     const GraphArrays *t = k->t;
     Int64s output_layout, read_layout;
-    Int32s place, entries;
-    follow_layouts(
-        memory, t, &rule->layouts, mask, order, reads, &output_layout, &read_layout, &place,
-        &entries);
+    Int32s order = step->order, place;
+    follow_layouts(memory, t, &rule->layouts, step, &output_layout, &read_layout, &place);
     bool *differs = NEW(memory, bool, read_layout.count);
     bool any_differs = false;
     for (int64_t j = 0; j < read_layout.count; j++) {
@@ -124,7 +122,7 @@ static void keep_layouts(
         for (int32_t out = t->output_start.at[row]; out < t->output_start.at[row + 1]; out++) {
             bool is_other = output_layout.at[out] != rule->output_layout.at[out];
             if (is_other && place.at[out] != rule->place.at[out] && rule->matters.at[out] &&
-                reads.at[out])
+                step->reads.at[out])
                 keep_holder(k, row, place.at[out]);
         }
     }
@@ -161,23 +159,26 @@ static void share(const RuleArrays *r, Bools mask)
 static void keep_surely_unread(Memory *memory, const RuleArrays *r, Bools mask)
 {
     const GraphArrays *t = &r->arrays;
+    int64_t n = mask.count, reads = t->read_row.count;
     Memory then = *memory;
-    bool *read = ZEROS(memory, bool, mask.count);
-    for (int64_t x = mask.count - 1; x >= 0; x--) {
+    bool *read = ZEROS(memory, bool, n);
+    for (int64_t j = t->read_start.at[2 * n]; j < reads; j++)
+        if (t->read_owner.at[j] != KEPT && mask.at[t->read_owner.at[j]] && t->read_holds.at[j])
+            read[t->read_row.at[j]] = true;
+    for (int64_t x = n - 1; x >= 0; x--) {
         if (!mask.at[x] || r->same.at[x] != x)
             continue;
-        for (int32_t q = t->recomputed_start.at[x]; q < t->recomputed_start.at[x + 1]; q++)
-            read[t->recomputed_row.at[q]] = true;
         if (!read[x] && !r->tolerant.at[x])
             mask.at[x] = false;
         else
-            for (int32_t q = t->use_start.at[x]; q < t->use_start.at[x + 1]; q++)
-                read[t->use_row.at[q]] = true;
+            for (int32_t j = t->read_start.at[x]; j < t->read_start.at[x + 1]; j++)
+                if (t->read_holds.at[j])
+                    read[t->read_row.at[j]] = true;
     }
     give_back(memory, then);
 }
 
-void apply_rules(Memory *memory, const RuleArrays *r, Bools mask, Int32s *order, Int32s *reads)
+void apply_rules(Memory *memory, const RuleArrays *r, Bools mask, Step *step)
 {
     int64_t n = mask.count;
     for (int64_t i = 0; i < n; i++)
@@ -187,12 +188,12 @@ void apply_rules(Memory *memory, const RuleArrays *r, Bools mask, Int32s *order,
     Memory then = *memory;
     while (true) {
         share(r, mask);
-        order_and_reads(memory, &r->arrays, mask, order, reads);
+        find_step(memory, &r->arrays, mask, step);
         Memory ordered = *memory;
         Keeping k = {&r->arrays, &r->facts, mask.at, ZEROS(memory, bool, n), false};
-        keep_unread(memory, &k, r, *order, *reads);
+        keep_unread(memory, &k, r, step);
         if (!k.any && r->layouts.active)
-            keep_layouts(memory, &k, &r->layouts, mask, *order, *reads);
+            keep_layouts(memory, &k, &r->layouts, mask, step);
         for (int64_t i = 0; i < n; i++)
             mask.at[i] &= !k.kept[i];
         give_back(memory, k.any ? then : ordered);

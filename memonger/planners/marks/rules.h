@@ -33,6 +33,5 @@ typedef struct {
     LayoutRule layouts;
 } RuleArrays;
 
-/* Takes out of ``mask`` (in place) what is not right; ``order`` and ``reads`` of the rest are as
- * order_and_reads has them. */
-KERNEL void apply_rules(Memory *memory, const RuleArrays *r, Bools mask, Int32s *order, Int32s *reads);
+/* Takes out of ``mask`` (in place) what is not right; returns the step of the rest. */
+KERNEL void apply_rules(Memory *memory, const RuleArrays *r, Bools mask, Step *step);

@@ -24,11 +24,10 @@ static Bools mask_without_rules(Memory *memory, const Space *s, Int8s state)
     return (Bools){mask, n};
 }
 
-void read_state(
-    Memory *memory, const Space *s, Int8s state, Bools *mask, Int32s *order, Int32s *reads)
+void read_state(Memory *memory, const Space *s, Int8s state, Bools *mask, Step *step)
 {
     *mask = mask_without_rules(memory, s, state);
-    apply_rules(memory, &s->rules, *mask, order, reads);
+    apply_rules(memory, &s->rules, *mask, step);
 }
 
 /* Adds up the seconds of what runs again in a step whose rows run in this order. */
@@ -42,21 +41,19 @@ static double added_seconds(const Space *s, Int32s order)
     return seconds;
 }
 
-static int64_t pool_of(
-    Memory *memory, const Space *s, Bools mask, Int32s order, Int32s reads, double limit)
+static int64_t pool_of(Memory *memory, const Space *s, const Step *step, double limit)
 {
     Int32s block;
-    const GraphArrays *t = &s->rules.arrays;
-    return allocate_least(memory, t, mask, order, reads, s->match_ranges, limit, &block);
+    return allocate_least(memory, &s->rules.arrays, step, s->match_ranges, limit, &block);
 }
 
 int64_t evaluate_state(Memory *memory, const Space *s, Int8s state, double *seconds)
 {
     Bools mask;
-    Int32s order, reads;
-    read_state(memory, s, state, &mask, &order, &reads);
-    *seconds = added_seconds(s, order);
-    return pool_of(memory, s, mask, order, reads, INFINITY);
+    Step step;
+    read_state(memory, s, state, &mask, &step);
+    *seconds = added_seconds(s, step.order);
+    return pool_of(memory, s, &step, INFINITY);
 }
 
 /* Draws a distance other than 0, mostly small (Cauchy). */
@@ -124,10 +121,10 @@ static bool price_state(
     int64_t slot = slot_of_mask(memo, mask), *pool = &memo->pools.at[slot];
     double *seconds = &memo->seconds.at[slot], *priced_to = &memo->limits.at[slot];
     if (*priced_to < 0 || (*pool < 0 && *priced_to < most)) {
-        Int32s order, reads;
-        apply_rules(memory, &s->rules, mask, &order, &reads);
-        *seconds = added_seconds(s, order);
-        *pool = pool_of(memory, s, mask, order, reads, most);
+        Step step;
+        apply_rules(memory, &s->rules, mask, &step);
+        *seconds = added_seconds(s, step.order);
+        *pool = pool_of(memory, s, &step, most);
         if (*pool > most)
             *pool = OVER_LIMIT;
         *priced_to = fmax(0, most);

@@ -19,9 +19,8 @@ typedef struct {
     Doubles seconds;         /* of each node when it is recomputed */
 } Space;
 
-/* Finds the nodes that a state recomputes by the rules, and their order and reads as in apply_rules. */
-KERNEL void read_state(
-    Memory *memory, const Space *s, Int8s state, Bools *mask, Int32s *order, Int32s *reads);
+/* Finds the nodes that a state recomputes by the rules, and their step. */
+KERNEL void read_state(Memory *memory, const Space *s, Int8s state, Bools *mask, Step *step);
 
 /* Returns the bytes of a state, and the seconds that it adds. */
 KERNEL int64_t evaluate_state(Memory *memory, const Space *s, Int8s state, double *seconds);

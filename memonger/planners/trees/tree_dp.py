@@ -342,13 +342,14 @@ def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
     sums = (parts.work.training.origin < 0) & ~t.variable
     for total in np.flatnonzero(sums & (when >= 0))[::-1].tolist():
         if stays[t.output_start[total]]:
-            terms = t.use_entry[t.use_start[total] : t.use_start[total + 1]]
+            reads = slice(*t.read_start[total : total + 2])
+            terms = t.read_entry[reads][t.read_holds[reads]]
             stays[terms[sums[row[terms]]]] = True
     nbytes = 4.0 * t.elements
     in_place = np.zeros((2, count), dtype=np.bool_)
     writer = np.repeat(np.arange(rows), np.diff(t.inplace_start))
     kind = (writer >= n).astype(np.int64)  # gradients written over gradients, results over results
-    alike = (when[writer] >= 0) & (kind == (row[t.inplace_entry] >= n))
+    alike = (when[writer] >= 0) & (kind == (t.read_row[t.inplace_read] >= n))
     in_place[kind[alike], when[writer[alike]]] = True
     result = np.flatnonzero((start >= 0) & (row < n) & (nbytes > 0))
     result = result[np.argsort(start[result], kind="stable")]
