@@ -214,6 +214,12 @@ def graph_arrays(
     )
 
 
+def list_reads(rows: Struct) -> list[list[tuple[int, int]]]:
+    """List what each row reads (row, output) of `GraphArrays`, or other rows with such fields."""
+    entries = list(zip(rows.read_row.tolist(), rows.read_output.tolist()))
+    return [entries[start:stop] for start, stop in zip(rows.read_start, rows.read_start[1:])]
+
+
 def find_starts(counts: Array1) -> Int32s:
     """Return where the items of each row start, and where those of the last end."""
     return np.append(0, np.cumsum(counts)).astype(np.int32)

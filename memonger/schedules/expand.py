@@ -15,7 +15,7 @@ from typing import Collection, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from memonger.costs.replay import replay
-from memonger.graph.arrays import join_columns
+from memonger.graph.arrays import join_columns, list_reads
 from memonger.graph.forward import FLOAT, ForwardGraph, RowEntry, no_collection
 from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.inplace import reads_overwritten
@@ -40,7 +40,6 @@ from memonger.schedules.training_step import (
     insert,
     keep_places,
     lay_out_plainly,
-    list_reads,
     make_step,
 )
 from memonger.support.errors import MemongerError

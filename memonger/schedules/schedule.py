@@ -18,7 +18,7 @@ from typing import Iterable, Sequence
 
 import numpy as np
 
-from memonger.graph.arrays import gather
+from memonger.graph.arrays import list_reads
 from memonger.graph.operators.recorded import ASYNCHRONOUS, NOT_INTO_ARRAYS
 from memonger.graph.training import NO_NODE, TrainingGraph
 from memonger.support.errors import MemongerError
@@ -91,10 +91,11 @@ def workload(
     if not operators:
         raise MemongerError("the network has no operators, so there is nothing to schedule")
 
-    def read(rows: list[int]) -> tuple[int, ...]:
+    reads = list_reads(t)
+
+    def read(rows: Sequence[int]) -> tuple[int, ...]:
         """List the operators whose latest result these rows read, each once."""
-        places = gather(t.read_start, np.array(rows, dtype=np.int64))[0]
-        entries = zip(t.read_row[places].tolist(), t.read_output[places].tolist())
+        entries = (entry for row in rows for entry in reads[row])
         latest = (x for x, k in entries if x < n and k not in FIRST_TIME.get(nodes[x].op, ()))
         return tuple(x for x in dict.fromkeys(latest) if not variable[x])
 

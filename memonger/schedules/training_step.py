@@ -15,11 +15,11 @@ from memonger.graph.arrays import (
     BACKWARD,
     KEPT,
     RECOMPUTED,
-    GraphArrays,
     Signature,
     Signatures,
     graph_arrays,
     join_columns,
+    list_reads,
     signature_arrays,
 )
 from memonger.graph.forward import RowEntry
@@ -80,12 +80,6 @@ class Parts:
         pairs = zip(self.work.training.wanted, self.gradients)
         entries = (e for a, e in pairs if e and (a not in elsewhere or e in self.adding))
         return list(dict.fromkeys(entries))
-
-
-def list_reads(rows: Rows | GraphArrays) -> list[list[RowEntry]]:
-    """List what each row reads."""
-    entries = list(zip(rows.read_row.tolist(), rows.read_output.tolist()))
-    return [entries[start:stop] for start, stop in zip(rows.read_start, rows.read_start[1:])]
 
 
 class Node(NamedTuple):

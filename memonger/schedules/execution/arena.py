@@ -101,9 +101,8 @@ def array_at(place: int, tensor: Tensor, ctx: Context) -> NDArray:
 
 def refuse_types(tensors: Iterable[Tensor]) -> None:
     """Refuse tensors of a type that no array over an address can have."""
-    for tensor in tensors:
-        if np.dtype(tensor.dtype).name not in DTYPES:
+    for dtype in sorted({tensor.dtype for tensor in tensors}):
+        if np.dtype(dtype).name not in DTYPES:
             raise MemongerError(
-                f"a schedule cannot hold tensors of type {tensor.dtype}; how='marks' can plan this "
-                "network"
+                f"a schedule cannot hold tensors of type {dtype}; how='marks' can plan this network"
             )
