@@ -162,11 +162,11 @@ def plan_original(folder: Path) -> None:
     graph = forward_graph(symbol, read_shapes(symbol, shapes, {}, None))
 
     def cost(mask: np.ndarray) -> int:
-        return read_planned_mb(marks.apply(symbol, mask).simple_bind(mx.cpu(), **shapes))
+        return read_planned_mb(marks.write(symbol, mask).simple_bind(mx.cpu(), **shapes))
 
     trials = chen2016.search(graph, marks.read_hints(graph), cost)
     best = min(trials, key=lambda trial: trial.cost)
-    write_symbol(folder, "original", marks.apply(symbol, best.mask))
+    write_symbol(folder, "original", marks.write(symbol, best.mask))
 
 
 def plan_ruled(folder: Path) -> None:

@@ -18,7 +18,7 @@ from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.api.report import Reported
 from memonger.costs.time.times import find_times
 from memonger.graph import inputs, marks
-from memonger.graph.forward import insert
+from memonger.graph.forward import insert_identities
 from memonger.graph.inputs import InputSpec, check_symbol, drop_old_types, read_shapes
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
@@ -472,7 +472,7 @@ def plan_of(solution: Solution) -> Plan:
         log.warning(warning)
     strategy, plan, memory = solution.strategy, solution.plan, solution.memory
     nodes, unplanned = strategy.graph.nodes, strategy.measure_unplanned()
-    inserted = insert([node.name for node in nodes], plan.copies).behind
+    inserted = insert_identities([node.name for node in nodes], plan.identities).behind
     masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed(len(nodes))) if not n.is_variable]
     options = {k: v for k, v in vars(strategy.options).items() if v != getattr(Options, k)}
     for name in ("budget", "knee", "slower_than", "lent"):

@@ -302,12 +302,12 @@ def make_mirror_plan(
     bare[strategy.kept] = False
     if not rules:
         log.warning(BARE)
-        return marks.apply(strategy.request.symbol, bare)
+        return marks.write(strategy.request.symbol, bare)
     applied_rules = strategy.build_rules()
     mask = applied_rules.apply(bare)
     cost, ruled_cost = (applied_rules.replay(m).pool_bytes // MB for m in (bare, mask))
     log.info("cost=%d MB before the rules, %d MB with them", cost, ruled_cost)
-    return marks.apply(strategy.request.symbol, mask, applied_rules.native(mask))
+    return marks.write(strategy.request.symbol, mask, applied_rules.native(mask))
 
 
 def get_cost(

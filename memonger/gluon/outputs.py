@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Mapping, Sequence
 
-from memonger.graph.forward import COPY, Entry
+from memonger.graph.forward import IDENTITY, Entry
 from memonger.graph.inputs import read_shapes
 from memonger.graph.operators.inplace import reads_overwritten
 from memonger.graph.read import forward_graph
@@ -57,7 +57,7 @@ def with_copied_outputs(
     same = merged(symbol, shapes, types)
     copies: dict[Entry, Entry] = {}  # one for each result, for MXNet would merge two
     for i, node in enumerate(nodes):
-        if node["op"] == COPY and not node.get("attrs"):
+        if node["op"] == IDENTITY and not node.get("attrs"):
             (a, b, *_), *_ = node["inputs"]
             copies.setdefault((same[a], b), (same[i], 0))
     heads: list[Entry] = []
@@ -66,7 +66,7 @@ def with_copied_outputs(
         while head in heads:
             if head not in copies:
                 name = f"{nodes[head[0]]['name']}_copy{len(nodes)}"
-                nodes.append({"op": COPY, "name": name, "inputs": [[*head, 0]]})
+                nodes.append({"op": IDENTITY, "name": name, "inputs": [[*head, 0]]})
                 copies[head] = len(nodes) - 1, 0
             head = copies[head]
         heads.append(head)

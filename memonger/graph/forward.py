@@ -16,7 +16,7 @@ import numpy as np
 
 from memonger.graph.operators import recompute
 from memonger.graph.operators.tensors import DENSE, Attributes, Tensor, Tensors
-from memonger.support.types import Bools, Doubles
+from memonger.support.types import Bools
 
 Entry = Tuple[int, int]  # a node of a graph, and which of its outputs
 RowEntry = Tuple[int, int]  # a row of a training step, and which of its outputs
@@ -48,7 +48,7 @@ class Node(NamedTuple):
 
     @property
     def is_inserted(self) -> bool:
-        """Whether a plan has inserted it (`insert`)."""
+        """Whether a plan has inserted it (`insert_identities`)."""
         return self.hidden.get(RECORD) == INSERTED
 
 
@@ -106,7 +106,7 @@ class ForwardGraph:
 
     def user_node(self, i: int) -> int:
         """Return the node behind which a plan has inserted this one, or else the node itself."""
-        while self.nodes[i].is_inserted:  # one without inputs stands right before its reader
+        while self.nodes[i].is_inserted:  # a node without inputs is right before its reader
             i = self.nodes[i].inputs[0][0] if self.nodes[i].inputs else i + 1
         return i
 
@@ -128,80 +128,66 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-COPY = "_copy"  # the identity: takes its input's memory, and its gradient reads nothing
-# An identity too, of a tensor and itself, which pointwise fusion leaves alone, and its gradient. Of
-# `_copy` fusion makes one more output of a fused operator, with memory of its own. It fails where
-# MXNet infers its input's shape from a reader. MKLDNN sees through `_copy` in inference, but does
-# not fuse a convolution with what is behind this one.
-UNFUSED_COPY = "reshape_like"
-# A product with one, recomputed before a tied copy. Fusion leaves it alone; its gradient reads its
-# input.
-PRODUCT = "broadcast_mul"
+IDENTITY = "_copy"  # its output takes its input's memory, and its gradient reads nothing
+# An identity too: it reads a tensor twice. Pointwise fusion leaves it and its gradient alone, while
+# it makes one more output of a fused operator of each `_copy`, with memory of its own. This one
+# fails where MXNet infers its input's shape from a reader. In inference MKLDNN sees through
+# `_copy`, but does not fuse a convolution with what is behind this one.
+UNFUSED_IDENTITY = "reshape_like"
+# A product with one, which is recomputed before a tied identity. Fusion leaves it alone, and its
+# gradient reads its input.
+FUSION_BARRIER = "broadcast_mul"
 
 
 class SavedIdentity(NamedTuple):
-    """An identity behind the first output of a recomputed node: the result that is kept."""
+    """An identity behind the first output of a recomputed node. Its result is the one saved."""
 
     node: int
     #: The NumPy type of the output if a reader of the node must be recomputed too (``rules``). A
-    #: product with one then stands between the two, and is recomputed. Otherwise ''.
-    tie: str = ""
+    #: `FUSION_BARRIER` then stands between node and identity, and is recomputed. Otherwise ''.
+    tied_dtype: str = ""
     unfused: bool = False  # pointwise fusion leaves it alone; for training on a GPU only
 
     @property
     def offset(self) -> int:
-        """How far behind the node it stands."""
-        return 3 if self.tie else 1
+        """The distance from the node, in nodes."""
+        return 3 if self.tied_dtype else 1
 
 
 class Insertion(NamedTuple):
-    """A network with its kept copies: where its nodes stand, and what is inserted."""
+    """The places of nodes in a network that gets saved identities, and the inserted nodes."""
 
-    copies: tuple[SavedIdentity, ...]
+    identities: tuple[SavedIdentity, ...]
     new_index: list[int]  # old node -> its index now
-    behind: dict[int, list[Node]]  # old node -> what is inserted behind it, the copy last
-    node_count: int  # with all copies in
+    behind: dict[int, list[Node]]  # old node -> the nodes inserted behind it, the identity last
+    node_count: int  # of the network with the identities
 
     def entry(self, a: int, b: int) -> Entry:
-        """Return what replaces output ``b`` of node ``a`` as an input: its copy, if it has one."""
+        """Return what readers of output ``b`` of node ``a`` read now: its identity, if any."""
         return self.new_index[a] + (len(self.behind.get(a, ())) if b == 0 else 0), b
 
-    def places_of(self, node: int) -> range:
-        """Return where an old node and what is inserted behind it stand."""
-        first = self.new_index[node]
-        return range(first, first + 1 + len(self.behind.get(node, ())))
-
-    def index_of(self, copy: SavedIdentity) -> int:
-        """Return where the identity of a copy stands."""
-        return self.new_index[copy.node] + copy.offset
+    def index_of(self, identity: SavedIdentity) -> int:
+        """Return the index of an identity."""
+        return self.new_index[identity.node] + identity.offset
 
     def extend(self, mask: Bools) -> Bools:
-        """Return what a plan recomputes with all copies in: not the copies, but their products."""
+        """Return the recomputed nodes with the identities in: fusion barriers, no identities."""
         extended = np.zeros(self.node_count, dtype=np.bool_)
         extended[self.new_index] = mask
-        extended[[self.index_of(copy) - 1 for copy in self.copies if copy.tie]] = True
+        extended[[self.index_of(k) - 1 for k in self.identities if k.tied_dtype]] = True
         return extended
 
-    def spread(self, values: Doubles) -> Doubles:
-        """Return values of the old nodes for all nodes: 0 for what is inserted."""
-        spread = np.zeros(self.node_count)
-        spread[self.new_index] = values
-        return spread
-
-    def needed(self, extended: Bools) -> tuple[SavedIdentity, ...]:
-        """Return the copies that a plan makes use of: kept, of what is not."""
+    def find_used(self, extended: Bools) -> tuple[SavedIdentity, ...]:
+        """Return the identities that a plan saves, of nodes that it recomputes."""
         recomputed = extended[self.new_index]
-        return tuple(
-            copy
-            for copy in self.copies
-            if recomputed[copy.node] and not extended[self.index_of(copy)]
-        )
+        identities = (k for k in self.identities if not extended[self.index_of(k)])
+        return tuple(k for k in identities if recomputed[k.node])
 
 
-def insert(names: Sequence[str], copies: Iterable[SavedIdentity] = ()) -> Insertion:
-    """Make the nodes of kept copies for a network whose nodes have these names."""
-    copies = tuple(copies)
-    copy_of = {copy.node: copy for copy in copies}
+def insert_identities(names: Sequence[str], identities: Iterable[SavedIdentity] = ()) -> Insertion:
+    """Make the nodes of saved identities for a network whose nodes have these names."""
+    identities = tuple(identities)
+    identity_of = {identity.node: identity for identity in identities}
     new_index: list[int] = []
     behind: dict[int, list[Node]] = {}
     taken = set(names)
@@ -217,26 +203,26 @@ def insert(names: Sequence[str], copies: Iterable[SavedIdentity] = ()) -> Insert
 
     for i, name in enumerate(names):
         new_index.append(index)
-        copy = copy_of.get(i)
-        if copy is not None:
+        if i in identity_of:
+            _, dtype, unfused = identity_of[i]
             new = behind[i] = []
             source = index
-            if copy.tie:
-                add(new, name + "_one", "_ones", {"shape": "(1,)", "dtype": copy.tie})
-                add(new, name + "_tie", PRODUCT, {}, index, index + 1)
+            if dtype:
+                add(new, name + "_one", "_ones", {"shape": "(1,)", "dtype": dtype})
+                add(new, name + "_tie", FUSION_BARRIER, {}, index, index + 1)
                 source = index + 2
-            op, inputs = (UNFUSED_COPY, (source, source)) if copy.unfused else (COPY, (source,))
+            op, inputs = (UNFUSED_IDENTITY, (source, source)) if unfused else (IDENTITY, (source,))
             add(new, name, op, {}, *inputs)
-            index += copy.offset
+            index += len(new)
         index += 1
-    return Insertion(copies, new_index, behind, index)
+    return Insertion(identities, new_index, behind, index)
 
 
-def with_copies(
-    graph: ForwardGraph, copies: Iterable[SavedIdentity]
+def with_identities(
+    graph: ForwardGraph, identities: Iterable[SavedIdentity]
 ) -> tuple[ForwardGraph, Insertion]:
-    """Return the graph as ``marks.apply`` leaves the symbol, and where its nodes stand."""
-    insertion = insert([node.name for node in graph.nodes], copies)
+    """Return the graph of the symbol that ``marks.write`` makes, and the places of its nodes."""
+    insertion = insert_identities([node.name for node in graph.nodes], identities)
     new_index = insertion.new_index
     rows: list[tuple[Node, Tensors, tuple[str, ...]]] = []
     for i, (node, tensors) in enumerate(zip(graph.nodes, graph.tensors)):
@@ -247,7 +233,7 @@ def with_copies(
             tensor = tensors[0] if new.inputs else Tensor((1,), new.attrs["dtype"])
             rows.append((new, (tensor,), (new.name + "_output",)))
     nodes, all_tensors, output_names = zip(*rows)
-    graph_with_copies = ForwardGraph(
+    extended = ForwardGraph(
         nodes=nodes,
         tensors=all_tensors,
         output_names=output_names,
@@ -255,4 +241,4 @@ def with_copies(
         arguments=tuple(new_index[a] for a in graph.arguments),
         auxiliary=frozenset(new_index[a] for a in graph.auxiliary),
     )
-    return graph_with_copies, insertion
+    return extended, insertion

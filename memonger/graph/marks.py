@@ -12,7 +12,14 @@ from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from memonger.graph.forward import INSERTED, PRODUCT, RECORD, ForwardGraph, SavedIdentity, insert
+from memonger.graph.forward import (
+    FUSION_BARRIER,
+    INSERTED,
+    RECORD,
+    ForwardGraph,
+    SavedIdentity,
+    insert_identities,
+)
 from memonger.graph.inputs import check_symbol
 from memonger.graph.operators.recompute import UNTOUCHED, truth
 from memonger.graph.operators.tensors import Shape
@@ -37,16 +44,19 @@ def read_mask(graph: ForwardGraph) -> Bools:
     return np.array(marked, dtype=np.bool_)
 
 
-def apply(
-    symbol: Symbol, mask: Bools, native: Iterable[int] = (), copies: Iterable[SavedIdentity] = ()
+def write(
+    symbol: Symbol,
+    mask: Bools,
+    native: Iterable[int] = (),
+    identities: Iterable[SavedIdentity] = (),
 ) -> Symbol:
-    """Return a copy of an unplanned symbol in which just the operators of ``mask`` are recomputed.
+    """Write marks on a copy of an unplanned symbol: the operators of ``mask`` are recomputed.
 
-    The mask has an element for each node of its JSON. Nodes in ``native`` run with MXNet's own
-    kernel instead of cuDNN's.
+    The mask has an element for each node of the symbol's JSON. Nodes in ``native`` run with MXNet's
+    own kernel instead of cuDNN's.
     """
     graph, native = read(symbol), set(native)
-    insertion = insert([node["name"] for node in graph["nodes"]], copies)
+    insertion = insert_identities([node["name"] for node in graph["nodes"]], identities)
     nodes: list[Json] = []
     for i, node in enumerate(graph["nodes"]):
         if node["op"] != "null" and node["op"] not in UNTOUCHED:
@@ -58,7 +68,7 @@ def apply(
         node["inputs"] = [[*insertion.entry(a, b), *rest] for a, b, *rest in node["inputs"]]
         nodes.append(node)
         for new in insertion.behind.get(i, ()):
-            attrs = {**new.attrs, **new.hidden, FORCE: str(new.op == PRODUCT)}
+            attrs = {**new.attrs, **new.hidden, FORCE: str(new.op == FUSION_BARRIER)}
             inputs = [[a, b, 0] for a, b in new.inputs]
             nodes.append({"op": new.op, "name": new.name, "attrs": attrs, "inputs": inputs})
     heads = [[insertion.new_index[a], *rest] for a, *rest in graph["heads"]]
@@ -66,24 +76,27 @@ def apply(
 
 
 def make_inferable(
-    symbol: Symbol, copies: Sequence[SavedIdentity], shapes: Mapping[str, Shape]
+    symbol: Symbol, identities: Sequence[SavedIdentity], shapes: Mapping[str, Shape]
 ) -> tuple[SavedIdentity, ...]:
-    """Return the copies, with none unfused where MXNet infers a shape from its reader.
+    """Return the identities, none of them unfused where MXNet infers a shape from its reader.
 
     An example is the first product with the state of an RNN cell, which is zeros for any batch.
     """
-    copies, names = tuple(copies), [node["name"] for node in read(symbol)["nodes"]]
-    while any(copy.unfused for copy in copies):
+    identities = tuple(identities)
+    names = [node["name"] for node in read(symbol)["nodes"]]
+    nothing = np.zeros(len(names), dtype=np.bool_)
+    while any(identity.unfused for identity in identities):
         try:
-            apply(symbol, np.zeros(len(names), dtype=np.bool_), (), copies).infer_shape(**shapes)
+            write(symbol, nothing, (), identities).infer_shape(**shapes)
             break
         except mx.MXNetError as error:
             message = str(error)
-        name_of = {i: new[-1].name for i, new in insert(names, copies).behind.items()}
+        behind = insert_identities(names, identities).behind
+        name_of = {i: new[-1].name for i, new in behind.items()}
         failed = [i for i, name in name_of.items() if f"Error in operator {name}:" in message]
-        fused = failed or name_of
-        copies = tuple(c._replace(unfused=c.unfused and c.node not in fused) for c in copies)
-    return copies
+        fused = {*(failed or name_of)}
+        identities = tuple(k._replace(unfused=False) if k.node in fused else k for k in identities)
+    return identities
 
 
 def unplan(symbol: Symbol) -> Symbol:

@@ -67,16 +67,16 @@ class StepGraph:
         return node.name, node.op
 
     def describe(self, row: int) -> str:
-        """Say what a row is, in names of the network without kept copies."""
+        """Say what a row is, in names of the network without saved identities."""
         (name, op), x = self.name_and_op(row), int(self.origin[row])
         if row in self.gradient_of:
             sums = op in ("add_n", "_grad_add")
             return f"the {'sum of the gradients' if sums else 'gradient'} of {name!r}"
         if x == NO_NODE:
             return f"{op} of {name!r}, which the schedule adds"
-        copied = self.graph.user_node(x)
-        kept = f"the kept copy of {self.graph.nodes[copied].name!r}"
-        text = f"{name!r} ({op})" if copied == x else kept
+        source = self.graph.user_node(x)
+        kept = f"the saved identity of {self.graph.nodes[source].name!r}"
+        text = f"{name!r} ({op})" if source == x else kept
         return {
             FORWARD: text,
             RECOMPUTED: f"{text}, recomputed",

@@ -25,7 +25,7 @@ class MarkPlan(NamedTuple):
     """A plan by marks: the nodes that are recomputed, and saved identities."""
 
     mask: Bools  # whether each node is recomputed
-    copies: tuple[SavedIdentity, ...] = ()
+    identities: tuple[SavedIdentity, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +44,8 @@ class Candidate:  # type: ignore[misc]  # of ``plan``
         return self.plan if isinstance(self.plan, Schedule) else None
 
     @property
-    def copies(self) -> tuple[SavedIdentity, ...]:
-        return self.plan.copies if isinstance(self.plan, MarkPlan) else ()
+    def identities(self) -> tuple[SavedIdentity, ...]:
+        return self.plan.identities if isinstance(self.plan, MarkPlan) else ()
 
     @property
     def recomputes(self) -> bool:
@@ -63,7 +63,7 @@ class Candidate:  # type: ignore[misc]  # of ``plan``
         schedule = self.schedule
         if schedule is not None:
             return schedule.operations.tobytes()
-        return self.plan.mask.tobytes(), self.plan.copies
+        return self.plan.mask.tobytes(), self.plan.identities
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ from memonger.planners.candidates import (
 )
 from memonger.planners.marks import chen2016
 from memonger.planners.marks import search as marks_search
-from memonger.planners.marks.copies import drop_unused_identities
+from memonger.planners.marks.identities import drop_unused_identities
 from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse
 from memonger.planners.marks.smallest import NO_PLAN, smallest
 from memonger.planners.trees import search as trees
@@ -235,10 +235,11 @@ class Marks(_Network):
     def bind_plan(self, plan: Candidate) -> tuple[Candidate, Symbol, Memory]:
         """Make what MXNet can carry out of a plan into a symbol, and have MXNet bind it."""
         symbol, rules = self.request.symbol, self.build_rules()
-        copies = marks.make_inferable(symbol, plan.copies, self.request.spec.shapes)
-        settled, *_ = drop_unused_identities(rules, MarkPlan(plan.plan.mask, copies))
-        plan, native = replace(plan, plan=settled), rules.native(settled.mask)
-        planned = marks.apply(symbol, settled.mask, native, settled.copies)
+        shapes = self.request.spec.shapes
+        identities = marks.make_inferable(symbol, plan.identities, shapes)
+        marked, *_ = drop_unused_identities(rules, MarkPlan(plan.plan.mask, identities))
+        plan, native = replace(plan, plan=marked), rules.native(marked.mask)
+        planned = marks.write(symbol, marked.mask, native, marked.identities)
         return plan, planned, confirm(self.predict_memory(plan), planned, self.request)
 
 

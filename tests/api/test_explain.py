@@ -12,7 +12,7 @@ import memonger
 import mxnet as mx
 import pytest
 from memonger.api.groups import Member, find_groups
-from memonger.graph.forward import SavedIdentity, with_copies
+from memonger.graph.forward import SavedIdentity, with_identities
 from memonger.graph.training import training_graph
 from memonger.support.errors import MemongerError
 
@@ -121,7 +121,7 @@ def test_all_that_runs_is_told_in_names_of_the_network() -> None:
     symbol = S.Group([branches(), branches(8, 1), S.BlockGrad(branches(3, 1))])
     graph = forward(symbol, SAME)
     both = [node.name for node in graph.nodes].index("both")
-    copied, _ = with_copies(graph, [SavedIdentity(both, "float32")])
+    copied, _ = with_identities(graph, [SavedIdentity(both, "float32")])
     training = training_graph(copied)
     descriptions = {training.describe(row) for row in range(len(training.ops))}
     assert {name for text in descriptions for name in re.findall("'(.*?)'", text)} <= names_of(
@@ -130,8 +130,8 @@ def test_all_that_runs_is_told_in_names_of_the_network() -> None:
     assert descriptions > {
         "'both' (elemwise_add)",
         "'both' (elemwise_add), recomputed",
-        "the kept copy of 'both'",
-        "the gradient of the kept copy of 'both'",
+        "the saved identity of 'both'",
+        "the gradient of the saved identity of 'both'",
         "the gradient of 'tanh0' (tanh)",
         "the gradient of 'sum5_1_output'",  # an output
         "the sum of the gradients of 'sum4_1_output'",

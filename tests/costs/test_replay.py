@@ -68,7 +68,7 @@ def structured_plans(graph: ForwardGraph) -> Iterator[np.ndarray]:
 
 
 def assert_total(symbol: Any, training: TrainingGraph, mask: np.ndarray) -> tuple[Replay, Any]:
-    executor = bind(marks.apply(symbol, mask), training.graph, mx.cpu())
+    executor = bind(marks.write(symbol, mask), training.graph, mx.cpu())
     replayed = replay(training, mask)
     assert_bound(replayed, executor)
     return replayed, executor
@@ -116,7 +116,7 @@ def jobs_of(
     jobs, plans = [], []
     for mask in masks:
         plans.append(replay(training, mask[list(training.same)]))
-        marked = marks.apply(symbol, plans[-1].recomputed).tojson(remove_amp_cast=False)
+        marked = marks.write(symbol, plans[-1].recomputed).tojson(remove_amp_cast=False)
         jobs.append(Job(marked, shapes, None, names, request))
     return jobs, plans
 
@@ -190,7 +190,7 @@ def test_gradients_that_are_added_or_left_out(name: str, request_: str) -> None:
         part = training_graph(graph, wanted)
         for mask in few((symbol, shapes), 1):
             mask = mask[list(training.same)]
-            executor = bind(marks.apply(symbol, mask), graph, mx.cpu(), wanted, request_)
+            executor = bind(marks.write(symbol, mask), graph, mx.cpu(), wanted, request_)
             replayed = replay(part, mask)
             assert_bound(replayed, executor)
             totals.add(replayed.pool_bytes)

@@ -15,7 +15,7 @@ from memonger.costs.bind import bind
 from memonger.graph import marks
 from memonger.graph.operators.recompute import targets_of
 from memonger.planners.candidates import MarkPlan
-from memonger.planners.marks.copies import copyable, drop_unused_identities
+from memonger.planners.marks.identities import list_identities, drop_unused_identities
 
 import operator_cases as cases
 from generated import build, recipes
@@ -46,7 +46,7 @@ def every_operator(dry: DryRun, names: list[str]) -> None:
             wanted = set(cases.inner(symbol) + extra)
             mask = rules.apply(np.array([n.name in wanted for n in rules.graph.nodes]))
             dry.emit((name, "marked"))
-            train(marks.apply(symbol, mask, rules.native(mask)))
+            train(marks.write(symbol, mask, rules.native(mask)))
             dry.emit((name, "stepped"))
 
 
@@ -100,13 +100,13 @@ def random_plans(dry: DryRun, networks: int, device: str) -> Any:
         if binds(symbol, graph) is None:
             return  # MXNet cannot bind it unmarked
         drawn = random.uniform(size=len(graph.nodes)) < share
-        kept = tuple(c for c in copyable(rules) if drawn[c.node] and random.uniform() < 0.3)
-        bare = marks.apply(symbol, drawn, (), marks.make_inferable(symbol, kept, shapes))
+        kept = tuple(c for c in list_identities(rules) if drawn[c.node] and random.uniform() < 0.3)
+        bare = marks.write(symbol, drawn, (), marks.make_inferable(symbol, kept, shapes))
         (mask, settled_copies), *_ = drop_unused_identities(
             rules, MarkPlan(drawn & rules.allowed, kept)
         )
         copies = marks.make_inferable(symbol, settled_copies, shapes)
-        bound = binds(marks.apply(symbol, mask, rules.native(mask), copies), graph)
+        bound = binds(marks.write(symbol, mask, rules.native(mask), copies), graph)
         which = f"{recipe!r} {draw} {share}"
         assert bound is not None, which
         counted = {

@@ -1,4 +1,4 @@
-"""Marks and kept copies on a symbol: what is added, what is kept, and that it comes off again."""
+"""Marks and saved identities on a symbol: what is added and kept, and that it comes off again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.graph import marks
-from memonger.graph.forward import SavedIdentity, insert
+from memonger.graph.forward import SavedIdentity, insert_identities
 from memonger.graph.operators.recompute import ANYWHERE, CPU, targets_of
 from memonger.planners.marks.cuts import cheap_cuts
 from memonger.planners.candidates import MarkPlan
-from memonger.planners.marks.copies import copyable, drop_unused_identities
+from memonger.planners.marks.identities import list_identities, drop_unused_identities
 from memonger.support.cache import forget
 
 from planned import every_cut, forward, marked, nodes, rules_of
@@ -174,7 +174,7 @@ def test_a_node_that_no_plan_has_put_in() -> None:
         memonger.unplan(mx.sym.load_json(json.dumps(graph)))
 
 
-# -- kept copies: identities that a plan puts behind operators ----------------------------------
+# -- saved identities ---------------------------------------------------------------------------
 
 
 def gate() -> Any:
@@ -188,10 +188,10 @@ def gate() -> Any:
 
 def test_only_what_nobody_else_reads_is_tied() -> None:
     rules = rules_of(gate(), {"data": (4, 8)})
-    ties = {rules.graph.nodes[copy.node].name: copy.tie for copy in copyable(rules)}
+    ties = {rules.graph.nodes[copy.node].name: copy.tied_dtype for copy in list_identities(rules)}
     assert ties == {"a": "", "b": "", "product": "float32", "fc": ""}
     cpu = rules_of(gate(), {"data": (4, 8)}, frozenset((CPU,)))
-    assert not any(copy.tie for copy in copyable(cpu))
+    assert not any(copy.tied_dtype for copy in list_identities(cpu))
 
 
 def test_a_tie_keeps_the_rules_content() -> None:
@@ -202,12 +202,12 @@ def test_a_tie_keeps_the_rules_content() -> None:
         plan, *_ = drop_unused_identities(
             rules, MarkPlan(rules.allowed, (SavedIdentity(product, tie),))
         )
-        assert plan.mask[product] == bool(plan.copies) == recomputed
+        assert plan.mask[product] == bool(plan.identities) == recomputed
 
 
 def test_copies_avoid_names_that_are_taken() -> None:
     names = ["x", "x_keep", "y", "y_tie_keep"]
-    behind = insert(names, [SavedIdentity(0), SavedIdentity(2, "float32")]).behind
+    behind = insert_identities(names, [SavedIdentity(0), SavedIdentity(2, "float32")]).behind
     assert [name for name, *_ in behind[0]] == ["x_1_keep"]
     assert [name for name, *_ in behind[2]] == ["y_one_keep", "y_tie_1_keep", "y_keep"]
 
@@ -216,10 +216,10 @@ def test_only_plans_for_fusion_alone_have_unfused_copies(monkeypatch: pytest.Mon
     """MKLDNN's inference would run a convolution and what is behind such a copy apart."""
     monkeypatch.setenv("MXNET_USE_FUSION", "1")
     for device, expected in (("gpu", True), ("cpu", False), ("any", False)):
-        copies = copyable(rules_of(gate(), {"data": (4, 8)}, targets_of(device)))
+        copies = list_identities(rules_of(gate(), {"data": (4, 8)}, targets_of(device)))
         assert copies and all(copy.unfused == expected for copy in copies)
     monkeypatch.setenv("MXNET_USE_FUSION", "0")
-    copies = copyable(rules_of(gate(), {"data": (4, 8)}, targets_of("gpu")))
+    copies = list_identities(rules_of(gate(), {"data": (4, 8)}, targets_of("gpu")))
     assert copies and not any(copy.unfused for copy in copies)
 
 
@@ -237,10 +237,10 @@ def test_unfused_copies_leave_shapes_to_be_inferred() -> None:
     copies = [SavedIdentity(names.index(name), "", True) for name in products]
     mask = np.zeros(len(names), dtype=np.bool_)
     with pytest.raises(mx.MXNetError, match="t0_h2h_keep"):
-        marks.apply(symbol, mask, (), copies).infer_shape(**shapes)
+        marks.write(symbol, mask, (), copies).infer_shape(**shapes)
     left = marks.make_inferable(symbol, copies, shapes)
     assert [copy.unfused for copy in left] == [True, False, True]
-    planned = marks.apply(symbol, mask, (), left)
+    planned = marks.write(symbol, mask, (), left)
     assert planned.infer_shape(**shapes) == symbol.infer_shape(**shapes)
     assert memonger.unplan(planned).tojson() == symbol.tojson()
 
@@ -250,5 +250,5 @@ def test_ties_in_float64_change_no_bit() -> None:
     mask = np.array([n.op == "elemwise_mul" for n in forward(symbol, shapes, types).nodes])
     product = int(mask.argmax())
     for unfused in (False, True):
-        planned = marks.apply(symbol, mask, (), [SavedIdentity(product, "float64", unfused)])
+        planned = marks.write(symbol, mask, (), [SavedIdentity(product, "float64", unfused)])
         assert memonger.check(symbol, planned, shapes, type_dict=types)

@@ -184,13 +184,13 @@ class Recurrent(NamedTuple):
         return S.Variable(name, shape=(layers, self.batch, self.units))
 
 
-def kept_copies(network: Network, every: int) -> Network:
+def save_identities(network: Network, every: int) -> Network:
     """Put an identity after every so many operators, of which it alone is read."""
     symbol, shapes = network
     graph = forward(symbol, shapes)
     heads = {a for a, _ in graph.heads}
     operators = [i for i in graph.operators if len(graph.output_names[i]) == 1 and i not in heads]
-    copied = marks.apply(
+    copied = marks.write(
         symbol, np.zeros(len(graph.nodes), np.bool_), (), map(SavedIdentity, operators[::every])
     )
     # As if the user had written it: without marks and the record of a plan.
@@ -219,8 +219,10 @@ TINY: Builders = {
     "shared weights": lambda: shared_weights(hidden=6),
     "casts": lambda: casts(hidden=6),
     "head gradients": lambda: head_gradients(filters=3),
-    "unet, kept copies": lambda: kept_copies(networks.unet(batch=1, image=32, base=2, depth=2), 2),
-    "many uses, kept copies": lambda: kept_copies(many_uses(hidden=6), 2),
+    "unet, identities": lambda: save_identities(
+        networks.unet(batch=1, image=32, base=2, depth=2), 2
+    ),
+    "many uses, identities": lambda: save_identities(many_uses(hidden=6), 2),
     "cells": lambda: rnn_cells(False, steps=5, hidden=8),
     "fused cells": lambda: rnn_cells(True, steps=5, hidden=8),
 }
@@ -275,7 +277,7 @@ LARGE: Builders = {
     "casts": casts,
     "head gradients": head_gradients,
     **{
-        f"{name}, kept copies": lambda name=name, every=every: kept_copies(LARGE[name](), every)  # type: ignore[misc]
+        f"{name}, identities": lambda name=name, every=every: save_identities(LARGE[name](), every)  # type: ignore[misc]
         for name, every in (("mobilenet_v2", 3), ("densenet121", 4), ("lstm", 2), ("unet", 1))
     },
 }

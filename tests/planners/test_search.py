@@ -12,7 +12,11 @@ import pytest
 from memonger.costs.replay import replay
 from memonger.graph.operators.recompute import ANYWHERE
 from memonger.planners.annealing import Cooling, empty_archive, empty_memo
-from memonger.planners.marks.copies import copies_at, copyable, cuts_behind_copies
+from memonger.planners.marks.identities import (
+    identities_at,
+    list_identities,
+    cuts_behind_identities,
+)
 from memonger.planners.marks.cuts import cheap_cuts, walk
 from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.search import Effort, MarkSearch
@@ -48,7 +52,7 @@ def unit_times(rules: Rules) -> np.ndarray:
 def search_of(symbol: Any, shapes: Any, targets: Any = ANYWHERE) -> MarkSearch:
     rules = rules_of(symbol, shapes, targets)
     cuts = cheap_cuts(rules.graph, 600)
-    copies, effort = copies_at(rules, cuts), Effort(patience=0.02)
+    copies, effort = identities_at(rules, cuts), Effort(patience=0.02)
     return MarkSearch(rules, unit_times(rules), cuts, copies, Threads(), effort)
 
 
@@ -172,8 +176,8 @@ def test_plans_are_priced_as_they_are_carried_out() -> None:
         x = mx.sym.clip(x, 0, 6, name=f"clip{k}")
     rules = rules_of(mx.sym.LinearRegressionOutput(x, name="out"), {"data": (8, 4)})
     names = [node.name for node in rules.graph.nodes]
-    copies = {names[copy.node]: copy for copy in copyable(rules)}
-    assert copies["clip0"].tie and not copies["fc1"].tie
+    copies = {names[copy.node]: copy for copy in list_identities(rules)}
+    assert copies["clip0"].tied_dtype and not copies["fc1"].tied_dtype
     for recomputed, copied in (
         (["fc0", "clip0"], ["clip0"]),
         (["fc0", "clip0", "fc1"], []),
@@ -182,7 +186,7 @@ def test_plans_are_priced_as_they_are_carried_out() -> None:
         mask = np.isin(names, recomputed)
         offered = tuple(copies[name] for name in {*copied, "fc2"})
         plan = price_plan(rules, unit_times(rules), MarkPlan(mask, tuple(sorted(offered))), "it")
-        assert (plan.plan.mask == mask).all() and [names[c.node] for c in plan.copies] == copied
+        assert (plan.plan.mask == mask).all() and [names[c.node] for c in plan.identities] == copied
         assert plan.time == len(recomputed) and plan.origin == "it"
 
 
@@ -210,17 +214,17 @@ def test_the_original_plan_of_a_network_without_marks_is_a_candidate() -> None:
 def test_cuts_come_after_copies_and_at_marks() -> None:
     symbol, shapes = networks.lstm(steps=6)
     rules = rules_of(symbol, shapes)
-    copies = copyable(rules)
+    copies = list_identities(rules)
     marked = [copy.node for copy in copies[:5]]
     cuts = cheap_cuts(rules.graph, 50, marked)
     assert {cut.after for cut in cuts} >= set(marked)
     assert len(cheap_cuts(rules.graph, 3, marked)) <= 3  # too many marks
-    with_them = rules.with_copies(copies)
+    with_them = rules.with_identities(copies)
     nodes = with_them.graph.nodes
     cut_after = {cut.after: cut for cut in every_cut(with_them.graph)}
     index = with_them.insertion.new_index
     followed = {int(index[c.node]) + k for c in copies for k in range(c.offset)}
-    for cut in cuts_behind_copies(cuts, with_them.insertion):
+    for cut in cuts_behind_identities(cuts, with_them.insertion):
         assert cut.after not in followed
         assert sorted(cut.entries) == sorted(cut_after[cut.after].entries)
         assert any(nodes[i].name.endswith("_keep") for i in cut.keep)

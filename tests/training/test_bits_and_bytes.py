@@ -243,7 +243,7 @@ def test_marks_change_no_bit_and_take_what_is_replayed(name: str) -> None:
         masks = masks_of(row, symbol, rules)
         chosen |= {tuple(rules.apply(rules.allowed & mask).tolist()) for mask in masks}
     for mask in map(np.array, sorted(chosen)):
-        planned = marks.apply(symbol, mask)
+        planned = marks.write(symbol, mask)
         for request in ("write", "add") if row.added else ("write",):
             requests = {n: request if r == "write" else "null" for n, r in asked.items()}
             assert_alike(symbol, planned, shapes, grad_req=requests, **options)

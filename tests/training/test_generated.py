@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, reject, settings, strategies as st
 from memonger.graph import marks
-from memonger.graph.forward import with_copies
+from memonger.graph.forward import with_identities
 from memonger.graph.training import training_graph
 from memonger.planners.candidates import MarkPlan
-from memonger.planners.marks.copies import copyable, drop_unused_identities
+from memonger.planners.marks.identities import list_identities, drop_unused_identities
 from memonger.costs.replay import replay
 from memonger.costs.bind import bind
 from memonger.schedules.schedule import check
@@ -63,23 +63,23 @@ def test_any_marks_that_the_rules_leave_train_alike(
     """With saved identities or without: what ``drop_unused_identities`` leaves of them is right.
 
     It trains alike, in the order and the memory that are replayed, and comes off again;
-    ``with_copies`` tells beforehand what ``marks.apply`` gives.
+    ``with_identities`` tells beforehand what ``marks.write`` gives.
     """
     symbol, shapes = drawn
     rules, random = rules_of(symbol, shapes), np.random.RandomState(seed)
-    chosen = [c for c in copyable(rules) if random.uniform() < 0.5 and kept != "none"]
+    chosen = [c for c in list_identities(rules) if random.uniform() < 0.5 and kept != "none"]
     mask = rules.allowed & (random.uniform(size=len(rules.allowed)) < share)
     mask[[copy.node for copy in chosen]] = True
     unfused = kept == "unfused"
     copies = tuple(copy._replace(unfused=unfused) for copy in chosen)
     (mask, copies), *_ = drop_unused_identities(rules, MarkPlan(mask, copies))
-    assert symbol is not LSTM[0] or any(copy.tie for copy in copies)
+    assert symbol is not LSTM[0] or any(copy.tied_dtype for copy in copies)
     copies = marks.make_inferable(symbol, copies, shapes)
-    planned = marks.apply(symbol, mask, rules.native(mask), copies)
+    planned = marks.write(symbol, mask, rules.native(mask), copies)
     assert planned.list_outputs() == symbol.list_outputs()
     assert planned.list_inputs() == symbol.list_inputs()
     assert memonger.unplan(planned).tojson() == symbol.tojson()
-    graph, insertion = with_copies(rules.graph, copies)
+    graph, insertion = with_identities(rules.graph, copies)
     bound_graph = forward(planned, shapes)
     assert as_plain(graph) == as_plain(bound_graph)
     mask = insertion.extend(mask)

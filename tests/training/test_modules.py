@@ -308,7 +308,7 @@ def test_a_schedule_tells_a_monitor_what_the_network_tells(inputs: bool, trainin
 
 
 def test_marks_tell_a_monitor_of_recomputed_and_kept_copies_too() -> None:
-    """It also sees what is recomputed (``_mirror``), and kept copies (``_keep``)."""
+    """It also sees what is recomputed (``_mirror``), and saved identities (``_keep``)."""
     seen: list[set[str]] = []
     for symbol in (net(), with_marks()):
         module = module_of(symbol)

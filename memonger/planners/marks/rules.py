@@ -25,7 +25,13 @@ import numpy as np
 
 from memonger.costs.replay import Replay, replay
 from memonger.graph.arrays import GraphArrays
-from memonger.graph.forward import ForwardGraph, Insertion, SavedIdentity, insert, with_copies
+from memonger.graph.forward import (
+    ForwardGraph,
+    Insertion,
+    SavedIdentity,
+    insert_identities,
+    with_identities,
+)
 from memonger.graph.operators.recompute import (
     ANYWHERE,
     CPU,
@@ -49,7 +55,7 @@ class Rules:
     ``trainings`` holds one training graph for each way in which it may be trained (with gradients
     of all arguments, with those of its parameters alone); the rules hold for all of them. The user
     keeps the nodes ``kept`` and wants ``forced`` to be recomputed where the rules allow it.
-    ``insertion`` are the kept copies in the network, if it has any.
+    ``insertion`` has the saved identities of the network, if there are any.
     """
 
     def __init__(
@@ -62,8 +68,8 @@ class Rules:
     ) -> None:
         self.trainings, self.targets, self.kept = trainings, targets, kept
         self.graph: ForwardGraph = trainings[0].graph
-        self.insertion = insertion or insert([node.name for node in self.graph.nodes])
-        self._with_copies: Latest[Rules] = Latest(1)
+        self.insertion = insertion or insert_identities([n.name for n in self.graph.nodes])
+        self._with_identities: Latest[Rules] = Latest(1)
         #: Of the operators that must be kept, why.
         self.reasons = self._reasons()
         #: Of each node whether it may be recomputed.
@@ -73,7 +79,8 @@ class Rules:
         #: Of each node whether every plan recomputes it; nodes that MXNet merges share a mark.
         same = np.array(trainings[0].same, dtype=np.int64)
         self.forced = np.isin(same, same[list(forced)])
-        # Networks whose layouts a plan can change get no copies, so that there are none to watch.
+        # A network whose layouts a plan can change gets no identities, and one with identities
+        # need not be watched.
         blocked = insertion is None and CPU in targets and trainings[0].settings.mkldnn
         tolerant = self._tolerant()
         #: For compiled code, one for each training graph.
@@ -82,17 +89,17 @@ class Rules:
             for training in trainings
         ]
 
-    def with_copies(self, copies: Iterable[SavedIdentity]) -> Rules:
-        """Return the rules for the network with kept copies in it; the last are remembered."""
-        key = tuple(copies)
-        return self._with_copies.get_or_make(key, lambda: self._extended(key)) if key else self
+    def with_identities(self, identities: Iterable[SavedIdentity]) -> Rules:
+        """Return the rules for the network with saved identities; caches the latest."""
+        key = tuple(identities)
+        return self._with_identities.get_or_make(key, lambda: self._extended(key)) if key else self
 
-    def _extended(self, copies: tuple[SavedIdentity, ...]) -> Rules:
-        graph, insertion = with_copies(self.graph, copies)
+    def _extended(self, identities: tuple[SavedIdentity, ...]) -> Rules:
+        graph, insertion = with_identities(self.graph, identities)
         index = insertion.new_index
         wanted = [[index[a] for a in training.wanted] for training in self.trainings]
         trainings = training_graphs(graph, wanted, self.trainings[0].settings)
-        kept = [k for i in self.kept for k in insertion.places_of(i)]
+        kept = [index[i] for i in self.kept]  # they have no identities
         forced = [index[i] for i in np.flatnonzero(self.forced)]
         return type(self)(trainings, self.targets, kept, forced, insertion)
 

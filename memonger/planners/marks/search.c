@@ -15,10 +15,10 @@ static Bools mask_without_rules(Memory *memory, const Space *s, Int8s state)
             mask[s->keep.at[q]] = false;
     for (int64_t i = 0; i < n; i++)
         mask[i] |= s->forced.at[i];
-    for (int64_t k = 0; k < s->copied.count; k++) {
-        int64_t node = s->copied.at[k];
+    for (int64_t k = 0; k < s->saved.count; k++) {
+        int64_t node = s->saved.at[k];
         if (!mask[node]) /* an identity of what is saved itself costs nothing */
-            for (int64_t i = node + 1; i <= s->copies.at[k]; i++)
+            for (int64_t i = node + 1; i <= s->identities.at[k]; i++)
                 mask[i] = true;
     }
     return (Bools){mask, n};

@@ -15,7 +15,7 @@ typedef struct {
     Int64s after;            /* of each cut the node before it */
     Int64s keep_start, keep; /* the nodes that each cut saves */
     Bools forced;            /* whether a node is recomputed by every plan */
-    Int64s copied, copies;   /* nodes with saved identities, and those identities */
+    Int64s saved, identities; /* nodes with saved identities, and those identities */
     Doubles seconds;         /* of each node when it is recomputed */
 } Space;
 

@@ -5,8 +5,8 @@ comes after the last cut is not. At each place there are two cuts: one saves all
 there, the other its newest result alone, so that others (skip connections of a U-Net) are
 recomputed all the same. The search:
 
-1. Where the network may be cut it gets saved identities (``copies``) of operators that would hold
-   what they were computed from if they were saved themselves.
+1. Where the network may be cut it gets saved identities (``identities``) of operators that would
+   hold what they were computed from if they were saved themselves.
 2. It starts from the original's walk with a budget between two cuts (Chen et al. 2016, algorithm
    3), for several budgets, with sizes raised to several exponents.
 3. Simulated annealing (``search.c``) of the best for each exponent, a thread each.
@@ -26,8 +26,8 @@ import numpy as np
 from memonger.graph.forward import SavedIdentity
 from memonger.planners.annealing import Archive, Cooling, empty_archive, empty_memo
 from memonger.planners.candidates import Candidate, MarkPlan, by_memory
-from memonger.planners.marks.copies import cuts_behind_copies
 from memonger.planners.marks.cuts import Cut, walk_over
+from memonger.planners.marks.identities import cuts_behind_identities
 from memonger.planners.marks.rules import RuleArrays, Rules
 from memonger.support.kernels import Struct, compiled
 from memonger.support.parallel import Threads
@@ -94,16 +94,16 @@ class MarkSearch:
         plain: Rules,
         seconds: Doubles,
         cuts: Sequence[Cut],
-        copies: tuple[SavedIdentity, ...],
+        identities: tuple[SavedIdentity, ...],
         threads: Threads,
         effort: Effort,
     ) -> None:
         self.threads, self.effort = threads, effort
-        self.rules = rules = plain.with_copies(copies)
+        self.rules = rules = plain.with_identities(identities)
         self.insertion = insertion = self.rules.insertion
         self.cuts: list[Cut] = []
         whole, newest = [], []  # the two cuts of each place, by index
-        for cut in cuts_behind_copies(cuts, insertion):
+        for cut in cuts_behind_identities(cuts, insertion):
             whole.append(len(self.cuts))
             self.cuts += [cut, cut._replace(entries=cut.entries[-1:])][: len(cut.entries)]
             newest.append(len(self.cuts) - 1)
@@ -117,6 +117,8 @@ class MarkSearch:
             for exponent in effort.exponents
         ]
         count = insertion.node_count
+        seconds_of_all = np.zeros(count)
+        seconds_of_all[insertion.new_index] = seconds
         tries = min(effort.tries, effort.nodes / count * min(1, effort.large / count))
         self.tries = int(effort.patience * tries / self.rules.slowness)
         self.space = Space(
@@ -126,9 +128,9 @@ class MarkSearch:
             np.cumsum([0] + [len(cut.keep) for cut in self.cuts]),
             np.array([i for cut in self.cuts for i in cut.keep], dtype=np.int64),
             rules.forced,
-            np.array([insertion.new_index[copy.node] for copy in copies], dtype=np.int64),
-            np.array([insertion.index_of(copy) for copy in copies], dtype=np.int64),
-            insertion.spread(seconds),
+            np.array([insertion.new_index[k.node] for k in identities], dtype=np.int64),
+            np.array([insertion.index_of(k) for k in identities], dtype=np.int64),
+            seconds_of_all,
         )
         unplanned = plain.replay(np.zeros_like(plain.allowed)).pool_bytes
         shape = (len(self.cuts),)
@@ -154,7 +156,7 @@ class MarkSearch:
     def plan(self, state: Candidate) -> MarkPlan:
         """Make the plan of the plain network that a state is."""
         mask: Bools = compiled.read_state(self.space, state.plan)[0]
-        return MarkPlan(mask[self.insertion.new_index], self.insertion.needed(mask))
+        return MarkPlan(mask[self.insertion.new_index], self.insertion.find_used(mask))
 
     def _record(self, state: Int8s) -> Candidate:
         """Evaluate and archive a state."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from memonger.planners.candidates import Candidate, MarkPlan, SearchResult
 from memonger.planners.marks import chen2016
-from memonger.planners.marks.copies import copies_at, drop_unused_identities
 from memonger.planners.marks.cuts import cheap_cuts
+from memonger.planners.marks.identities import drop_unused_identities, identities_at
 from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.search import Effort, MarkSearch
 from memonger.support.parallel import Threads
@@ -50,7 +50,7 @@ def smallest(
         compared.append(price(MarkPlan(mask), "your marks" if hints else NO_CUTS))
         cuts = cheap_cuts(rules.graph, effort.cuts, hints)
         if cuts and rules.allowed.any():
-            search = MarkSearch(rules, seconds, cuts, copies_at(rules, cuts), threads, effort)
+            search = MarkSearch(rules, seconds, cuts, identities_at(rules, cuts), threads, effort)
             compared.append(price(search.plan(search.minimise()), SEARCHED))
             others = [replace(plan, origin=SEARCHED) for plan in search.plans()]
     except KeyboardInterrupt:
@@ -81,6 +81,6 @@ def price_plan(plain: Rules, seconds: Doubles, plan: MarkPlan, origin: str) -> C
     """
     plan, rules, mask = drop_unused_identities(plain, plan)
     replayed, n = rules.replay(mask), len(mask)
-    recomputed = replayed.order[(replayed.order >= n) & (replayed.order < 2 * n)] - n
-    added = float(rules.insertion.spread(seconds)[recomputed].sum())
+    runs_again = np.isin(np.arange(n, 2 * n), replayed.order)[rules.insertion.new_index]
+    added = float(seconds[runs_again].sum())
     return Candidate(replayed.pool_bytes, added, plan, origin)
