@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator
 from memonger.gluon import tape
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
-from memonger.support.signals import signals_put_off
+from memonger.support.signals import deferred_signals
 from memonger.support.variables import LIB, symbol_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _watched(is_partial: bool = False) -> Iterator[None]:
     errors: list[BaseException] = []
     backward_pass.errors, backward_pass.is_partial = errors, is_partial
     try:
-        with signals_put_off():
+        with deferred_signals():
             yield
     finally:
         backward_pass.errors, backward_pass.is_partial = outer

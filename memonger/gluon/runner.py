@@ -22,7 +22,7 @@ from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, may_wait, mx, without_notices
-from memonger.support.signals import signals_put_off
+from memonger.support.signals import deferred_signals
 from memonger.support.symbols import attributes, read
 from memonger.support.types import Context, Executor, Json, NDArray, Parameter, Symbol
 from memonger.support.variables import WRITE
@@ -202,7 +202,7 @@ class Runner:
         touch(self._states)
         self.executor.forward(is_train=True)
 
-    @signals_put_off()  # an exception in the stub's hook would be lost, and the call with it
+    @deferred_signals()  # an exception in the stub's hook would be lost, and the call with it
     def forward(self, arrays: Arrays) -> list[NDArray]:
         """Run the forward pass, record it, and return the outputs, which are the caller's own."""
         with mx.autograd.pause(train_mode=True):

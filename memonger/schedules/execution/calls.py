@@ -23,7 +23,7 @@ import numpy as np
 from memonger.graph.forward import RowEntry
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import truth
-from memonger.graph.operators.recorded import ASYNCHRONOUS, COMPUTES_ALL, MOVED_UNTOLD
+from memonger.graph.operators.recorded import ASYNCHRONOUS, COMPUTES_ALL, UNDECLARED_MUTATIONS
 from memonger.graph.operators.tensors import Attributes, Tensor
 from memonger.schedules.execution.arena import address, array_at
 from memonger.schedules.training_step import TrainingStep
@@ -118,7 +118,7 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
                 calls.append(usual._replace(gradients=tuple(adds)))
             else:
                 calls += _by_name(usual)
-                states = [node.reads[k] for k in MOVED_UNTOLD.get(signature.op, ())]
+                states = [node.reads[k] for k in UNDECLARED_MUTATIONS.get(signature.op, ())]
                 calls += [_copy(state, state) for state in states]
         calls += sums.get(row, ())
         poison += dead.get(row, ())

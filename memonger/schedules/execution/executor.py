@@ -18,7 +18,7 @@ from memonger.schedules.execution.plain import PlainNetwork
 from memonger.support import versions
 from memonger.support.errors import MB, MemongerError
 from memonger.support.mxnet import mx
-from memonger.support.signals import signals_put_off
+from memonger.support.signals import deferred_signals
 from memonger.support.types import Context, NDArray, Symbol
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class ScheduledExecutor(mx.executor.Executor):
 
     # What autograd computes runs outside of bulks. If Ctrl-C came before the bulk that follows it,
     # it might write to the arena's memory when that is free (`calls`).
-    @signals_put_off()
+    @deferred_signals()
     def _run(self, first: int, stop: int, is_train: bool) -> None:
         # Only a forward pass takes a larger arena that has been reserved meanwhile.
         calls = self._ready() if first == 0 else self.arena.calls[self]
