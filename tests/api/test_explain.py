@@ -83,8 +83,8 @@ def masks() -> Any:
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (wide, "of the 12.0 MB of the peak, the gradient of 'tanh' (Activation) alone needs 12.0"),
-        (masks, "of the peak, 1.5 MB must not be recomputed (24 Dropout), and the gradient"),
+        (wide, "the peak is 12.0 MB; the gradient of 'tanh' (Activation) alone needs 12.0"),
+        (masks, "; 1.5 MB must not be recomputed (24 Dropout), and the gradient"),
     ],
 )
 def test_a_warning_tells_what_makes_the_peak(
@@ -130,8 +130,8 @@ def test_all_that_runs_is_told_in_names_of_the_network() -> None:
     assert descriptions > {
         "'both' (elemwise_add)",
         "'both' (elemwise_add), recomputed",
-        "the kept copy of 'both'",
-        "the gradient of the kept copy of 'both'",
+        "the saved identity of 'both'",
+        "the gradient of the saved identity of 'both'",
         "the gradient of 'tanh0' (tanh)",
         "the gradient of 'sum5_1_output'",  # an output
         "the sum of the gradients of 'sum4_1_output'",
