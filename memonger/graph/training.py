@@ -68,16 +68,16 @@ class StepGraph:
         return node.name, node.op
 
     def describe(self, row: int) -> str:
-        """Describe a row for a message, with names of the network without saved identities."""
+        """Say what a row is, in names of the network without saved identities."""
         (name, op), x = self.name_and_op(row), int(self.origin[row])
         if row in self.gradient_of:
             sums = op in ("add_n", "_grad_add")
             return f"the {'sum of the gradients' if sums else 'gradient'} of {name!r}"
         if x == NO_NODE:
             return f"{op} of {name!r}, which the schedule adds"
-        saved = self.graph.user_node(x)
-        identity = f"the saved identity of {self.graph.nodes[saved].name!r}"
-        text = f"{name!r} ({op})" if saved == x else identity
+        source = self.graph.user_node(x)
+        kept = f"the saved identity of {self.graph.nodes[source].name!r}"
+        text = f"{name!r} ({op})" if source == x else kept
         return {
             FORWARD: text,
             RECOMPUTED: f"{text}, recomputed",
