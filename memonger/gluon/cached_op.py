@@ -54,7 +54,7 @@ class Decision:
     for_all_shapes: bool = False  # True: for inputs of any shapes; False: for no larger ones
 
     def holds(self, kind: Kind) -> bool:
-        """Return whether the decision is valid for calls of another kind."""
+        """Return whether the decision is valid for another kind, which runs no more gradients."""
         pairs = [] if self.for_all_shapes else zip(kind.shapes, self.kind.shapes)
         fits = (len(a) == len(b) and all(n <= most for n, most in zip(a, b)) for a, b in pairs)
         return kind[:2] == self.kind[:2] and kind.run <= self.kind.run and all(fits)
@@ -104,7 +104,7 @@ class Pool:
         key = graph, *(array.shape for array in inputs), *requests.values()
         runner = self._runners.pop(key, None)
         if runner is None:
-            # Later executors share the memory of the largest; a larger one is bound first.
+            # An executor shares the memory of the largest. If it is larger, the others are dropped.
             size = sum(array.size for array in inputs)
             largest = max(self._runners.values(), key=lambda other: other.size, default=None)
             if largest is not None and largest.size < size:

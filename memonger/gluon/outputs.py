@@ -4,7 +4,7 @@ CachedOp copies an output that equals an earlier one (``CreateForwardGraph`` in
 ``src/imperative/cached_op.h``). It also merges common subexpressions, and copies outputs that are
 equal then (``EliminateCommonNodes`` in ``src/executor/eliminate_common_expr_pass.cc``). Its
 gradient starts from the copies. The gradient of an executor starts from the outputs of the symbol:
-of two gradients of one result it uses only the last.
+of two gradients of one result it uses only the last, and it does not merge what CachedOp merges.
 
 CachedOp reads the gradient of an output from the caller's array, which it never overwrites. An
 executor first copies the array (``AttrHint`` in ``src/executor/graph_executor.cc``), and may then

@@ -51,8 +51,9 @@ class Request:
     def find_timing_device(self, gpu: str | None, measure: bool = False) -> TimedDevice:
         """Find the device whose times a plan uses, and whether its operators are measured.
 
-        It is the GPU named ``gpu`` (one of `GPUS`) if that is given. For a plan for GPUs it is the
-        first GPU of this machine, or `USUAL` if there is none; for other plans a nominal CPU.
+        It is the GPU named ``gpu`` (one of `GPUS`) if that is given. Otherwise it is the GPU that
+        the plan is for; for any GPU, the first of this machine, or `USUAL` if there is none; and
+        for other devices a nominal CPU.
         """
         ctx = self.device
         if self.ctx == GPU:

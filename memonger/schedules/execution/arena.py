@@ -73,7 +73,7 @@ class Arena(Generic[T]):
 
     @property
     def place(self) -> int:
-        """The address of offset 0, the first aligned one."""
+        """The address of offset 0: the first aligned one after the token (`calls`)."""
         return -(-(address(self.memory()) + 1) // ALIGNMENT) * ALIGNMENT
 
 
