@@ -258,7 +258,7 @@ def _largest_batch(strategy_at: Callable[[int], Strategy], limit: int) -> Larges
         """Return the bytes that the budget bounds, of a plan that was made at another batch."""
         try:
             strategy = strategy_at(batch)
-            memory = strategy.predict_unplanned() if plan is None else strategy.predict_memory(plan)
+            memory = strategy.predicted_unplanned if plan is None else strategy.predict_memory(plan)
         except (TooLargeError, LayoutMismatch):
             return math.inf
         return strategy.count_bytes(memory)

@@ -471,7 +471,7 @@ def plan_of(solution: Solution) -> Plan:
     for warning in solution.warnings:
         log.warning(warning)
     strategy, plan, memory = solution.strategy, solution.plan, solution.memory
-    nodes, unplanned = strategy.graph.nodes, strategy.measure_unplanned()
+    nodes, unplanned = strategy.graph.nodes, strategy.unplanned
     inserted = insert_identities([node.name for node in nodes], plan.identities).behind
     masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed(len(nodes))) if not n.is_variable]
     options = {k: v for k, v in vars(strategy.options).items() if v != getattr(Options, k)}
@@ -495,8 +495,8 @@ def plan_of(solution: Solution) -> Plan:
         planner=plan.origin,
         candidates=dict(solution.costs),
         interrupted=solution.interrupted,
-        floor_bytes=strategy.find_lower_bound().nbytes,
-        floor=strategy.find_lower_bound().name(nodes),
+        floor_bytes=strategy.lower_bound.nbytes,
+        floor=strategy.lower_bound.name(nodes),
         slowest=describe_slowest(memory),
         request=strategy.request,
         time_overhead=plan.added_time or 0.0,

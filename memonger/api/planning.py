@@ -303,7 +303,7 @@ def make_mirror_plan(
     if not rules:
         log.warning(BARE)
         return marks.write(strategy.request.symbol, bare)
-    applied_rules = strategy.build_rules()
+    applied_rules = strategy.rules
     mask = applied_rules.apply(bare)
     cost, ruled_cost = (applied_rules.replay(m).pool_bytes // MB for m in (bare, mask))
     log.info("cost=%d MB before the rules, %d MB with them", cost, ruled_cost)

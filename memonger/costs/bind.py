@@ -1,4 +1,4 @@
-"""Have MXNet itself bind a network, for what it plans. Nothing is allocated."""
+"""Bind a network with MXNet, without allocating memory, to read the pool that MXNet plans."""
 
 from __future__ import annotations
 
@@ -16,10 +16,33 @@ def bind(
     symbol: Symbol,
     graph: ForwardGraph,
     ctx: Context,
-    wanted: Iterable[int] | None = None,  # the arguments that get a gradient, by default all
-    request: str | Mapping[str, str] = "write",  # or 'add'; or by name (a dict)
+    wanted: Iterable[int] | None = None,
+    request: str | Mapping[str, str] = "write",
 ) -> Executor:
-    """Bind a symbol, of this ``graph``, for training with arrays that are never allocated."""
+    """Bind a symbol for training, with arrays that are never allocated.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+        The network, with or without marks.
+    graph : ForwardGraph
+        The forward graph of the symbol.
+    ctx : mx.Context
+        The device.
+    wanted : iterable of int, optional
+        The arguments (nodes) that get a gradient; by default all of them.
+    request : str or mapping
+        ``'write'`` or ``'add'``, for all gradients or by name.
+
+    Returns
+    -------
+    mx.executor.Executor
+
+    Raises
+    ------
+    MemongerError
+        If MXNet cannot bind it.
+    """
     variables = (*graph.arguments, *sorted(graph.auxiliary))
     inputs = {graph.nodes[i].name: graph.tensors[i][0] for i in variables}
     names = [graph.nodes[i].name for i in (graph.arguments if wanted is None else wanted)]
@@ -37,28 +60,28 @@ def bind(
     except mx.MXNetError as error:
         why = mxnet_message(error)
         leaky = [n.name for n in graph.nodes if n.op == "LeakyReLU" and "act_type" not in n.attrs]
-        if leaky and "_Map_base" in str(error):  # IsFusionCompatible looks for it in vain
+        if leaky and "_Map_base" in str(error):  # IsFusionCompatible needs the attribute
             why = (
-                f"node {leaky[0]!r} (LeakyReLU) has no act_type, without which pointwise fusion "
-                "fails; write act_type='leaky', which is its default, or set MXNET_USE_FUSION=0"
+                f"node {leaky[0]!r} (LeakyReLU) has no act_type, which pointwise fusion needs; "
+                "write act_type='leaky', which is the default, or set MXNET_USE_FUSION=0"
             )
         raise MemongerError(f"MXNet cannot bind this network on {ctx}: {why}") from None
 
 
 def has_mkldnn(ctx: Context) -> bool:
-    """Return whether MKLDNN computes on this device."""
+    """Return whether operators on this device may be computed by MKLDNN."""
     return Settings().mkldnn and ctx.device_type.startswith("cpu")
 
 
 def find_sparse_gradients(graph: ForwardGraph) -> set[int]:
-    """Find the arguments whose gradient MXNet makes row by row (see `makes_rows`)."""
+    """Return the arguments (nodes) whose gradients MXNet stores as rows (see `makes_rows`)."""
     readers = (node for node in graph.nodes if makes_rows(node.op, node.attrs))
     arguments = {a for node in readers for a, _ in node.inputs[1:]}
     return {a for a in arguments if graph.nodes[a].is_variable}
 
 
 def read_planned_mb(executor: Executor) -> int:
-    """Read the pool that MXNet has planned, in whole MB (2**20 bytes), rounded down."""
+    """Return the pool that MXNet has planned, in whole MB (2**20 bytes), rounded down."""
     match = re.search(r"^Total (\d+) MB allocated$", executor.debug_str()[-200:], re.M)
     if match is None:
         raise MemongerError("this MXNet does not report its memory plan; use mxnet 1.9.1")

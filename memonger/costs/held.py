@@ -1,11 +1,11 @@
-"""Count the memory of a device that a training step takes, with what operators hold.
+"""Count the memory that a training step takes on a device, with the arrays that operators hold.
 
-An operator with a state of its own (``FCreateOpState``) may hold arrays in it, outside the pool; of
-those that are trained only ``RNN`` does. It is never recomputed (``ForwardGraph.why_kept``), so
-that no plan changes what is held. While they run, operators share one temporary space of the device
-(``kTempSpace``, ``MXNET_GPU_TEMP_COPY``), as large as the largest request (``src/resource.cc``).
-What oneDNN's (MKLDNN's) operators hold on a CPU is not counted: workspaces of ``RNN``, copies in
-other layouts, scratch memory. ``docs/how-it-works.md`` lists the operators that were read.
+An operator with a state (``FCreateOpState``) may hold arrays outside the pool. Of the operators
+that are trained, only ``RNN`` does. It is never recomputed (``ForwardGraph.why_kept``), so no plan
+changes these arrays. Operators share one temporary space of the device (``kTempSpace``,
+``MXNET_GPU_TEMP_COPY``), which is as large as the largest request (``src/resource.cc``). What
+MKLDNN's operators hold on a CPU is not counted: workspaces of ``RNN``, copies in other layouts,
+scratch memory. ``docs/how-it-works.md`` lists the operators whose source was read.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.support.mxnet import Settings
 from memonger.support.types import ArrayLike, Int64s
 
-#: Arrays of the size of a layer's output: those that cuDNN keeps for each layer, one less in all;
-#: those that MXNet's own kernels keep for each layer, and in all. cuDNN's are not documented: a
-#: developer of it gave 736 and 864 million bytes for an LSTM and a GRU of 4 layers of 320 units
-#: (github.com/pytorch/pytorch/issues/2895), which is this for 25000 rows. Of the others it is the
-#: gate and the output. MXNet's are the reserve and the workspace without what is of one step
-#: (``GetRNN*Size`` in ``src/operator/rnn-inl.h``).
+#: Mode of an RNN -> how many arrays of the size of a layer's output it holds. The first number is
+#: for cuDNN, for each layer (one array less in all). The others are for MXNet's own kernels: for
+#: each layer, and in all. cuDNN does not document its number. A developer of cuDNN gave 736 and 864
+#: million bytes for an LSTM and a GRU of 4 layers of 320 units
+#: (github.com/pytorch/pytorch/issues/2895), which are these numbers for 25000 rows; for other modes
+#: the gate and the output are assumed. MXNet's numbers are its reserve and its workspace, without
+#: the part of a single step (``GetRNN*Size`` in ``src/operator/rnn-inl.h``).
 CELLS = {"lstm": (6, 7, 4), "gru": (7, 9, 10), "rnn_relu": (2, 6, 3), "rnn_tanh": (2, 6, 3)}
 
 
@@ -37,7 +38,7 @@ class Held:
 
     device_type: str = GPU
     arrays: tuple[int, ...] = ()  # bytes of each array, for the life of the executor
-    temporary: int = 0  # bytes of the largest temporary space, as far as it is known
+    temporary: int = 0  # bytes of the largest temporary space that is known
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +50,10 @@ NOTHING = Held()
 
 
 def find_held(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
-    """Find what the operators of a network hold in training; ``mkldnn``: on a CPU, with MKLDNN."""
+    """Find the memory that the operators of a network hold in training.
+
+    ``mkldnn`` is whether the device is a CPU on which MKLDNN computes.
+    """
     arrays: list[int] = []
     temporary = 0
     for outputs, node in zip(graph.tensors, graph.nodes):
@@ -62,7 +66,7 @@ def find_held(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
 
 
 def round_for_gpu(nbytes: ArrayLike) -> Int64s:
-    """Return the bytes that MXNet asks a GPU for, for arrays of these sizes (``Settings``)."""
+    """Return the bytes that MXNet allocates on a GPU for arrays of these sizes in bytes."""
     # src/storage/pooled_storage_manager.h; by default to pages, above 2 MB to blocks of 2 MB
     sizes, settings = np.asarray(nbytes, dtype=np.int64), Settings()
     page = settings.page
@@ -79,16 +83,17 @@ def round_for_gpu(nbytes: ArrayLike) -> Int64s:
 
 
 def _round_up(sizes: Int64s, unit: int) -> Int64s:
-    """Return the multiples of a unit that are not smaller."""
+    """Round sizes up to multiples of a unit."""
     return -(-sizes // unit) * unit
 
 
 def count_device_bytes(
     step: Replay, gradients: Iterable[Tensor], held: Held, pool_bytes: int
 ) -> int:
-    """Count the bytes of a device that a step takes; ``gradients`` have arrays of their own.
+    """Count the bytes that a training step takes on a device.
 
-    Where ``pool_bytes`` is not what was replayed, all blocks are larger or smaller by one factor.
+    They are the pool, variables, ``gradients`` (which have arrays of their own) and what operators
+    hold. If ``pool_bytes`` differs from the replayed pool, all blocks are scaled by one factor.
     """
     t, blocks = step.training.arrays, step.block_bytes()
     if pool_bytes != blocks.sum():
@@ -100,14 +105,14 @@ def count_device_bytes(
 
 
 def _is_by_mkldnn(attrs: Mapping[str, str], data: Tensor) -> bool:
-    """Tell whether MKLDNN computes an RNN, where it computes at all."""
+    """Return whether MKLDNN computes this RNN, on a device where it may."""
     # SupportMKLDNNRnn in src/operator/nn/mkldnn/mkldnn_rnn-inl.h
     is_projected = attrs.get("projection_size", "None") != "None"
     return Settings().mkldnn_rnn and data.dtype == "float32" and not is_projected
 
 
 def _count_rnn_bytes(attrs: Mapping[str, str], data: Tensor, device_type: str) -> int:
-    """Count the bytes that an RNN holds: of cuDNN, or of MXNet's own kernels."""
+    """Count the bytes that an RNN holds, with cuDNN on a GPU or with MXNet's own kernels."""
     directions = 2 if truth(attrs.get("bidirectional")) else 1
     mode, layers, units = attrs["mode"], int(attrs["num_layers"]), int(attrs["state_size"])
     steps, batch, _ = data.shape
@@ -132,13 +137,13 @@ def _count_alignments(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> in
     return 4 * batch * (6 + labels + states + steps * (letters + states + 1))
 
 
-#: The bytes of temporary space of an operator, by its inputs and outputs.
+#: Operator -> the bytes of its temporary space, given its inputs and outputs.
 _TEMPORARY: dict[str, Callable[[Sequence[Tensor], Sequence[Tensor]], int]] = {
     "_contrib_MultiBoxTarget": _count_targets,
     # src/operator/contrib/multibox_detection-inl.h
     "_contrib_MultiBoxDetection": lambda inputs, outputs: outputs[0].nbytes,
     "CTCLoss": _count_alignments,
-    # Its gradient, in src/operator/nn/group_norm-inl.h; without what reducing takes, which is less.
+    # The gradient, in src/operator/nn/group_norm-inl.h; its reductions take less.
     "GroupNorm": lambda inputs, outputs: 2 * inputs[0].nbytes + outputs[1].nbytes,
     # src/operator/nn/moments-inl.h
     "moments": lambda inputs, outputs: inputs[0].nbytes,

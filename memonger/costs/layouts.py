@@ -1,12 +1,13 @@
-"""Follow the layouts in which MKLDNN leaves the tensors of a training step.
+"""Facts about the layouts in which MKLDNN leaves the tensors of a training step.
 
-On the CPU a convolution writes its output in blocks of 8 or 16 channels. Operators that know such
-layouts (``operators.layouts``) compute in the layout that they find, and some round differently in
-each. All others convert what they read, and write plainly; but what is written in place over blocks
-goes into blocks (``SetupDefaultBlobsOut`` in ``src/common/exec_utils.h``, ``CreateMKLDNNMem`` in
-``src/operator/nn/mkldnn/mkldnn_base.cc``). What is not in place has lost its old layout before
-(``InvalidateOutputs``). So layouts, and with them the last bits, depend on what the memory planner
-does in place. Here layouts are numbers: equal ones are equal layouts, whatever they are.
+On the CPU a convolution writes its output in blocks of 8 or 16 channels. Operators that support
+such layouts (``operators.layouts``) compute in the layout of their input, and some round
+differently in different layouts. All other operators convert their inputs to the plain layout and
+write a plain output; but an output that is written in place of a blocked tensor is blocked
+(``SetupDefaultBlobsOut`` in ``src/common/exec_utils.h``, ``CreateMKLDNNMem`` in
+``src/operator/nn/mkldnn/mkldnn_base.cc``). An output that is not in place loses its old layout
+first (``InvalidateOutputs``). So layouts, and with them the last bits, depend on what the memory
+planner does in place. Here a layout is a number; equal numbers are equal layouts.
 """
 
 from __future__ import annotations
@@ -27,25 +28,26 @@ from memonger.support.kernels import Struct, constant
 from memonger.support.types import Bools
 
 PLAIN = constant("PLAIN")  # not laid out in blocks
-ANY_LAYOUT = constant("ANY_LAYOUT")  # instead of a layout that is wanted
-#: The place of an output is the index of the input whose memory it reuses, or one of these.
+ANY_LAYOUT = constant("ANY_LAYOUT")  # in place of a required layout: none is required
+#: The place of an output: the index of the input whose memory it reuses, or one of these.
 NOT_IN_PLACE, ADDED = constant("NOT_IN_PLACE"), constant("ADDED")
 
-#: How the layout of an output comes about (`layout_of_output`).
+#: How an output gets its layout (`layout_of_output`).
 IN_PLACE, CHOSEN, USUAL = map(constant, ("IN_PLACE", "CHOSEN", "USUAL"))
 
-#: Of a signature, as in `LayoutArrays`: code and number, shows and plays.
+#: The facts of a signature, as in `LayoutArrays`: code, number, shows, plays.
 Facts = Tuple[List[int], List[int], Sequence[bool], Sequence[bool]]
 
 
 class LayoutArrays(Struct):
-    """Facts about the layouts in a training graph."""
+    """Facts about the layouts in a training graph (``layouts.h`` lists the arrays)."""
 
 
 def find_layouts(training: StepGraph, scoring: bool = False) -> LayoutArrays:
-    """Look up facts about the layouts in a training graph; with ``scoring`` of inference too.
+    """Look up facts about the layouts in a training graph.
 
-    There oneDNN's brgconv (AVX512) writes channels last, so that no convolutions are alike.
+    With ``scoring`` they are valid for inference too: there oneDNN's brgconv (AVX512) writes
+    channels last, so no two convolutions can be assumed to use the same layout.
     """
     t, signatures = training.arrays, training.signatures
     facts_of: dict[tuple[int, Tensor | None], Facts] = {}
@@ -71,7 +73,7 @@ def _find_facts(signature: Signature, data: Tensor | None) -> Facts:
     """Look up the facts of one signature of rows."""
     op, attrs, inputs, tensors = signature.op, signature.attrs, signature.inputs, signature.tensors
     names = [layout_of_output(op, attrs, inputs, t, k, data) for k, t in enumerate(tensors)]
-    # Which of two kernels runs on a GPU is no matter here.
+    # cudnn_off chooses between kernels on a GPU, which has no such layouts.
     parameters = sorted(pair for pair in attrs.items() if pair[0] != "cudnn_off")
     text = repr((op, parameters, inputs, [tensor[:2] for tensor in tensors]))
     number = [zlib.crc32(f"{text} {k}".encode()) for k in range(len(tensors))]
@@ -82,7 +84,7 @@ def _find_facts(signature: Signature, data: Tensor | None) -> Facts:
 
 
 def find_mattering(training: StepGraph, layouts: LayoutArrays, step: Step) -> Bools:
-    """Find the outputs (bool, of each) on whose layout numbers may come to depend."""
+    """Find the outputs on whose layout results may depend; return a bool for each output."""
     t, signatures = training.arrays, training.signatures
     matters = np.zeros(len(t.elements), dtype=np.bool_)
     for row in step.order[::-1].tolist():

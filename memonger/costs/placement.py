@@ -1,10 +1,10 @@
-"""Place tensors that are alive at known times in one arena: dynamic storage allocation.
+"""Place tensors with known lifetimes in one arena (dynamic storage allocation).
 
-The problem is NP-hard. Items are put one by one, the largest first, into the lowest gap that fits;
-some order gives the smallest arena. Where the arena is larger than what is alive at once, the order
-is changed: an item that lies too high, or one alive with it, takes the place of one alive with it,
-and a change is kept if the arena is not much worse (simulated annealing). Items of less than a
-500th of what is alive come last.
+The problem is NP-hard. Items are placed one by one, the largest first, into the lowest gap that
+fits; some order of the items gives the smallest arena. If the arena is larger than the most bytes
+alive at once, simulated annealing changes the order: it swaps an item at the top of the arena, or
+one that is alive with it, with another item that is alive with it, and keeps the change if the
+arena is not much larger. Items smaller than a 500th of the bytes alive come last.
 """
 
 from __future__ import annotations
@@ -16,33 +16,37 @@ import numpy as np
 from memonger.support.kernels import compiled
 from memonger.support.types import Int32s, Int64s
 
-EFFORT = 5 * 10**8  # items that are looked at, at most: a second
-SMALL = 500  # items of less than this part of what is alive come last
+EFFORT = 5 * 10**8  # limit of the items that annealing visits: about a second
+SMALL = 500  # items smaller than this fraction of the bytes alive come last
 
 
 class Placement(NamedTuple):
-    """Where items lie in one arena."""
+    """The offsets of items in one arena."""
 
     nbytes: int  # of the arena
     offset: Int64s  # of each item, in bytes
-    alive: int  # the most bytes that are alive at once: no arena is smaller
+    alive: int  # the most bytes alive at once, a lower bound of the arena
 
 
 def place_items(
     start: Int32s, stop: Int32s, nbytes: Int64s, steps: int, alignment: int
 ) -> Placement:
-    """Place items in an arena so that none overlap that are alive at the same time.
+    """Place items in an arena so that items that are alive at the same time do not overlap.
 
     Parameters
     ----------
     start, stop : np.ndarray
-        int32, of each item the first and the last step in which it is alive.
+        (items,) of int32: the first and the last step in which each item is alive.
     nbytes : np.ndarray
-        int64, of each item.
+        (items,) of int64: the size of each item in bytes.
     steps : int
-        How many steps there are.
+        The number of steps.
     alignment : int
-        Offsets are multiples of so many bytes.
+        Offsets are multiples of this number of bytes.
+
+    Returns
+    -------
+    Placement
     """
     size = -(-nbytes // alignment) * alignment
     change = np.bincount(start, size, steps + 1) - np.bincount(stop + 1, size, steps + 1)

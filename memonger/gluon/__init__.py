@@ -1,4 +1,4 @@
-"""Planned training of Gluon's HybridBlocks, in the training loop as it is."""
+"""Plan the training of Gluon's HybridBlocks, without a change of the training loop."""
 
 from memonger.gluon.planning import plan, plan_of, unplan
 

@@ -1,9 +1,9 @@
-"""Backward passes through planned blocks: their errors are raised, and ``autograd.grad`` works.
+"""Raise the errors of backward passes through planned blocks, and support ``autograd.grad``.
 
-No exception can pass through MXNet from within a backward pass. So the functions of its C API that
-begin one are replaced, once. Ours call MXNet's, and then raise the errors of the pass. For the
-gradients of a few variables they also differentiate what the calls of planned blocks have put on
-the tape.
+An exception within a backward pass cannot pass through MXNet. So this module replaces the functions
+of its C API that begin a backward pass: the replacements call MXNet's function, and then raise the
+errors of the pass. For the gradients of a few variables (``autograd.grad``) they also differentiate
+the variables that calls of planned blocks have put on the tape.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator
 from memonger.gluon import tape
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
-from memonger.support.signals import signals_put_off
+from memonger.support.signals import deferred_signals
 from memonger.support.variables import LIB, symbol_of
 
 if TYPE_CHECKING:
     from _ctypes import CFuncPtr
 
-    from memonger.gluon.runner import Call
+    from memonger.gluon.runner import RecordedCall
 
 _Handle = mx.base.NDArrayHandle
 
 
 class _Pass(threading.local):
-    """The backward pass that runs on a thread."""
+    """The backward pass that a thread runs."""
 
-    errors: list[BaseException] = []  # raised when the pass ends
-    is_partial = False  # whether the pass makes the gradients of a few variables only
+    errors: list[BaseException] = []  # to be raised when the pass ends
+    is_partial = False  # whether the pass computes the gradients of a few variables only
 
 
 backward_pass = _Pass()
@@ -39,12 +39,12 @@ backward_pass = _Pass()
 
 @contextlib.contextmanager
 def _watched(is_partial: bool = False) -> Iterator[None]:
-    """Raise the errors of a backward pass when it has ended."""
+    """Collect the errors of a backward pass in the block, and raise the first at its end."""
     outer = backward_pass.errors, backward_pass.is_partial
     errors: list[BaseException] = []
     backward_pass.errors, backward_pass.is_partial = errors, is_partial
     try:
-        with signals_put_off():
+        with deferred_signals():
             yield
     finally:
         backward_pass.errors, backward_pass.is_partial = outer
@@ -52,31 +52,31 @@ def _watched(is_partial: bool = False) -> Iterator[None]:
         raise errors[0]
 
 
-def _calls_below(heads: Iterable[object]) -> list[Call]:
-    """Return the calls of planned blocks that arrays, given by handles, were computed from."""
+def _calls_below(heads: Iterable[object]) -> list[RecordedCall]:
+    """Return the calls of planned blocks from which arrays, given by handles, were computed."""
     calls = {symbol_of(call.last.handle).name: call for call in tape.release()}
     symbols = [symbol_of(_Handle(head)) for head in heads] if calls else []
-    if any(symbol is None for symbol in symbols):  # MXNet complains of these
+    if any(symbol is None for symbol in symbols):  # MXNet raises for these
         return []
     names = {name for symbol in symbols for name in symbol.list_inputs()}
     return [call for name, call in calls.items() if name in names]
 
 
 def _backward(usual: CFuncPtr, *arguments: object) -> int:
-    """Run ``MXAutogradBackward``."""
+    """Call ``MXAutogradBackward``."""
     with _watched():
         return int(usual(*arguments))
 
 
 def _backward_of_any(usual: CFuncPtr, *arguments: Any) -> int:  # type: ignore[misc]  # of ctypes
-    """Run ``MXAutogradBackwardEx``, which also makes the gradients of a few variables."""
+    """Call ``MXAutogradBackwardEx``, which also computes the gradients of a few variables."""
     count, heads, head_grads, wanted, variables, *others = arguments
     _, create_graph, _, gradients, _ = others
     calls = _calls_below(heads) if wanted else []
     if calls and create_graph.value:
         raise MemongerError(
             "autograd.grad with create_graph=True needs second derivatives, which a planned "
-            "block does not have; train it without a plan: memonger.gluon.unplan(net)"
+            "block does not have; train the block without a plan: memonger.gluon.unplan(net)"
         )
     for call in calls:
         call.check()
@@ -86,7 +86,7 @@ def _backward_of_any(usual: CFuncPtr, *arguments: Any) -> int:  # type: ignore[m
         variables = mx.base.c_array(_Handle, handles)
     with _watched(is_partial=bool(calls)):
         status = usual(count, heads, head_grads, wanted + len(hidden), variables, *others)
-        if status == 0:  # the caller knows nothing of the hidden variables' gradients
+        if status == 0:  # the caller does not expect the gradients of the hidden variables
             for k in range(wanted, wanted + len(hidden)):
                 LIB.MXNDArrayFree(_Handle(gradients._obj[k]))
     return int(status)
@@ -94,6 +94,6 @@ def _backward_of_any(usual: CFuncPtr, *arguments: Any) -> int:  # type: ignore[m
 
 @functools.lru_cache(None)
 def install() -> None:
-    """Replace the functions of MXNet that begin a backward pass; once for a process."""
+    """Replace the functions of MXNet that begin a backward pass, once in a process."""
     LIB.MXAutogradBackward = functools.partial(_backward, LIB.MXAutogradBackward)
     LIB.MXAutogradBackwardEx = functools.partial(_backward_of_any, LIB.MXAutogradBackwardEx)

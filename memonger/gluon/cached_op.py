@@ -1,4 +1,4 @@
-"""The operator in the place of a planned block's CachedOp, and the memory that its calls share."""
+"""The operator that replaces a planned block's CachedOp, and the memory that its calls share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from memonger.api.plan import Plan
 from memonger.api.planning import plan
 from memonger.gluon.outputs import with_copied_outputs
-from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused, reached
+from memonger.gluon.runner import PlannedGraph, RecordedCall, Runner, free_unused, reached
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.schedules.execution.arena import address
 from memonger.solve.options import Budget
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("memonger")
 
-MAX_RUNNERS = 32  # kinds of calls (shapes, gradients) for which a pool stays bound
+MAX_RUNNERS = 32  # kinds of calls (shapes, gradients) for which a pool keeps a bound plan
 
 
 class Kind(NamedTuple):
     """The properties of a call on which its plan depends."""
 
-    types: tuple[tuple[type, str], ...]  # of the inputs: as arrays, and of their elements
-    np_shape: bool  # whether MXNet reads shapes as NumPy: () is that of a scalar
+    types: tuple[tuple[type, str], ...]  # of the inputs: class of array, type of elements
+    np_shape: bool  # whether MXNet reads shapes as NumPy does: () is a scalar
     shapes: tuple[tuple[int, ...], ...]  # of the inputs
     run: frozenset[int]  # the operators whose gradients run
 
 
 @dataclass
 class Decision:
-    """Whether and how calls are planned, as decided for one kind of them."""
+    """Whether and how calls of one kind are planned."""
 
     kind: Kind
     plan: Plan | None = None
     graph: PlannedGraph | None = None  # None: these calls train without a plan
     refusal: str = ""  # why they cannot be planned
-    for_all_shapes: bool = False  # or for no larger inputs
+    for_all_shapes: bool = False  # True: for inputs of any shapes; False: for no larger ones
 
     def holds(self, kind: Kind) -> bool:
-        """Tell whether the decision holds for calls of another kind, with no more gradients."""
+        """Return whether the decision is valid for another kind, which runs no more gradients."""
         pairs = [] if self.for_all_shapes else zip(kind.shapes, self.kind.shapes)
         fits = (len(a) == len(b) and all(n <= most for n, most in zip(a, b)) for a, b in pairs)
         return kind[:2] == self.kind[:2] and kind.run <= self.kind.run and all(fits)
@@ -62,14 +62,14 @@ class Decision:
 
 @dataclass
 class PlannedBlock:
-    """How a block is to be planned, and the latest decision."""
+    """The options by which a block is planned, and the latest decision."""
 
     name: str
     options: Keywords  # of ``memonger.plan``
     budget: Budget | None  # of these options
     find: Find = plan
     decision: Decision | None = None  # of the latest call
-    reasons: set[str] = field(default_factory=set)  # logged, why calls train without a plan
+    reasons: set[str] = field(default_factory=set)  # logged reasons of calls without a plan
 
     def refuse(self, reason: str) -> None:
         """Warn, once for each reason, that the block trains without a plan."""
@@ -82,18 +82,19 @@ class Pool:
     """Bound plans that share memory; one of them is in use at a time."""
 
     def __init__(self) -> None:
-        self._runners: dict[object, Runner] = {}  # by kind of call; the latest comes last
+        self._runners: dict[object, Runner] = {}  # by kind of call, the latest last
         self._bound: object = None  # the parameters to which they are bound
-        self._call: Callable[[], Call | None] = lambda: None  # the latest, while the tape has it
+        #: Returns the latest call, or None if the tape does not have it any more.
+        self._call: Callable[[], RecordedCall | None] = lambda: None
 
     @property
     def is_free(self) -> bool:
-        """Whether the tape has let go of the latest call, or has its gradients."""
+        """Whether the latest call is no longer on the tape, or has had its backward pass."""
         call = self._call()
         return call is None or call.spent
 
     def run(self, graph: PlannedGraph, arrays: Arrays, marks: Mapping[str, Mark]) -> list[NDArray]:
-        """Run a call by a plan and return its outputs; bind the plan where it is not yet."""
+        """Run a call by a plan and return its outputs; bind the plan first if necessary."""
         parameters = [(id(arrays[name]), marks.get(name)) for name in graph.parameters]
         if self._bound != parameters:  # cast, reset_ctx, grad_req
             self._runners.clear()
@@ -103,7 +104,7 @@ class Pool:
         key = graph, *(array.shape for array in inputs), *requests.values()
         runner = self._runners.pop(key, None)
         if runner is None:
-            # MXNet lends memory to executors that come later. All fit in that of the largest.
+            # An executor shares the memory of the largest. If it is larger, the others are dropped.
             size = sum(array.size for array in inputs)
             largest = max(self._runners.values(), key=lambda other: other.size, default=None)
             if largest is not None and largest.size < size:
@@ -120,11 +121,11 @@ class Pool:
 
 
 class PlannedOp:
-    """A block's CachedOp that trains by a plan, and leaves all else to MXNet's own.
+    """The operator of a planned block: it trains by a plan, and otherwise calls the CachedOp.
 
-    Gluon makes a new one where it makes a new CachedOp: after ``hybridize``, ``cast``, or when a
-    layer was added. A plan is made at the first recorded call in training mode. Later calls that
-    run more gradients, because layers were frozen then, get plans of their own.
+    It is made anew where Gluon makes a new CachedOp: after ``hybridize``, ``cast``, or when a layer
+    was added. A plan is made at the first recorded call in training mode. Later calls that run more
+    gradients, because layers were frozen before, get their own plans.
     """
 
     def __init__(
@@ -132,8 +133,8 @@ class PlannedOp:
         block: PlannedBlock,
         usual: mx.nd.CachedOp,
         symbol: Symbol,
-        parameters: Mapping[str, Parameter],  # all other inputs of the symbol are the block's
-        refusal: str = "",  # why it cannot be planned
+        parameters: Mapping[str, Parameter],  # other inputs of the symbol are inputs of the block
+        refusal: str = "",  # why the block cannot be planned
     ) -> None:
         self._block, self._usual, self._symbol = block, usual, symbol
         self._names = tuple(symbol.list_inputs())
@@ -142,9 +143,9 @@ class PlannedOp:
         self._arguments = self._symbol.list_arguments()
         self._decisions: list[Decision] = []
         self._run: dict[frozenset[str], frozenset[int]] = {}  # `Kind.run` by wanted arguments
-        #: By device, and by thread: to an executor MXNet gives the temporary space and the random
-        #: numbers of the thread that binds it (``ResourceManager::Get``). On another one, its
-        #: operators would wait for all that the first has pushed and that needs these too.
+        #: By device and by thread. An executor has the temporary space and the random numbers of
+        #: the thread that binds it (``ResourceManager::Get``). On another thread, its operators
+        #: would wait for all operators of the first thread that need these too.
         self._pools: dict[tuple[Context, threading.Thread], list[Pool]] = {}
         self._lock = threading.Lock()
 
@@ -155,7 +156,7 @@ class PlannedOp:
         return type(None), ()  # a copy of the block makes its own CachedOp, without a plan
 
     def __call__(self, *arrays: NDArray) -> object:
-        """Compute the outputs of the inputs, in the order of the symbol's."""
+        """Compute the outputs; ``arrays`` are in the order of the symbol's inputs."""
         free_unused()
         device, named = arrays[0].context, dict(zip(self._names, arrays))
         is_trained = mx.autograd.is_recording() and mx.autograd.is_training()
@@ -179,7 +180,7 @@ class PlannedOp:
         except (BudgetError, UnmatchedError):
             raise
         except (MemongerError, mx.MXNetError) as error:
-            outputs = self._usual(*arrays)  # raises as without a plan if the call is at fault
+            outputs = self._usual(*arrays)  # raises Gluon's error if the call is wrong
             reason = mxnet_message(error) if isinstance(error, mx.MXNetError) else str(error)
             self._block.refuse(reason)
             self._block.decision = Decision(kind, refusal=reason)
@@ -197,7 +198,7 @@ class PlannedOp:
         return Kind(types, mx.util.is_np_shape(), shapes, self._run[wanted])
 
     def _check_mark(self, name: str, array: NDArray, parameter: Parameter) -> None:
-        """Raise an error if a parameter was marked by hand where nobody has seen the request."""
+        """Raise MemongerError if the request of a parameter that was marked by hand is unknown."""
         if is_noted(array) or array.grad is None or array.grad.stype != "default":
             return
         own = [] if parameter.grad_req == NULL else parameter.list_grad()
@@ -206,12 +207,15 @@ class PlannedOp:
             raise MemongerError(f"the parameter {name!r} {text}")
 
     def _decide(self, arrays: Arrays, wanted: frozenset[str], kind: Kind) -> Decision:
-        """Make the plan for a call."""
+        """Plan a kind of calls; raise MemongerError if that is not possible."""
         if self._refusal:
             raise MemongerError(self._refusal)
         for name, array in arrays.items():
             if array.stype != "default":
-                raise MemongerError(f"{name!r} is {array.stype}, and a plan needs dense arrays")
+                raise MemongerError(
+                    f"{name!r} is stored as {array.stype}, but a plan needs dense arrays; convert "
+                    "it with tostype('default')"
+                )
         for name, parameter in self._parameters.items():
             self._check_mark(name, arrays[name], parameter)
         shapes = {name: arrays[name].shape for name in self._names}
@@ -230,17 +234,17 @@ class PlannedOp:
             return Decision(kind, plan)
         plan = replace(plan)  # without its replay: it may be large
         graph = PlannedGraph(plan.symbol, self._names, self._parameters, self._usual.is_np_sym)
-        # Other calls may take more than a budget of bytes, but hardly more than such a share.
+        # Calls of other shapes may exceed a budget in bytes, but hardly a share of their memory.
         return Decision(
             kind, plan, graph, for_all_shapes=block.budget is None or block.budget.is_share
         )
 
     def _free_pool(self, ctx: Context) -> Pool:
-        """Return memory that no call uses; a thread has as many pools as calls alive on a device.
+        """Return a pool that no call uses; a thread has as many as calls are alive on a device.
 
-        It waits for MXNet's engine, rather than take memory beside that of calls that are over.
-        Operators that have not run yet hold the tape. So in a loop that does not wait, calls that
-        are never differentiated would each take a pool.
+        It waits for MXNet's engine before it makes a new pool. Operators that have not run yet keep
+        the tape alive. So in a loop that does not wait, each call without a backward pass would get
+        a new pool.
         """
         key = ctx, threading.current_thread()
         if key not in self._pools:
@@ -249,7 +253,7 @@ class PlannedOp:
                 if (devices and device not in devices) or not thread.is_alive():  # by reset_ctx
                     del self._pools[device, thread]
         pools = self._pools.setdefault(key, [])
-        # Operators that have run are deleted a little later (``ThreadedEngine::OnComplete``).
+        # The engine deletes operators shortly after they have run (`ThreadedEngine::OnComplete`).
         waits = [mx.nd.waitall, *5 * [functools.partial(time.sleep, 0.001)]]
         for wait in waits if pools and may_wait() else ():
             if any(pool.is_free for pool in pools):

@@ -1,14 +1,14 @@
-"""The outputs of a block, each by itself, as the block's own CachedOp has them.
+"""Copy equal outputs of a block, so that an executor computes the gradients of its CachedOp.
 
-CachedOp copies outputs that are the same as an earlier one (``CreateForwardGraph`` in
-``src/imperative/cached_op.h``). It merges common subexpressions, and copies outputs that are the
-same then (``EliminateCommonNodes`` in ``src/executor/eliminate_common_expr_pass.cc``). Its gradient
-starts from the copies. An executor's starts from the outputs of the symbol: of two gradients of one
-result it takes the last, and does not merge what CachedOp merges in between.
+CachedOp copies an output that equals an earlier one (``CreateForwardGraph`` in
+``src/imperative/cached_op.h``). It also merges common subexpressions, and copies outputs that are
+equal then (``EliminateCommonNodes`` in ``src/executor/eliminate_common_expr_pass.cc``). Its
+gradient starts from the copies. The gradient of an executor starts from the outputs of the symbol:
+of two gradients of one result it uses only the last, and it does not merge what CachedOp merges.
 
 CachedOp reads the gradient of an output from the caller's array, which it never overwrites. An
-executor first copies it (``AttrHint`` in ``src/executor/graph_executor.cc``), and then may compute
-in place of the copy.
+executor first copies the array (``AttrHint`` in ``src/executor/graph_executor.cc``), and may then
+compute in place of the copy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def merged(symbol: Symbol, shapes: Mapping[str, Shape], types: Mapping[str, str]) -> Sequence[int]:
-    """Return for each node of a symbol the one with which MXNet merges it, or itself."""
+    """Return for each node of a symbol the node with which MXNet merges it, or itself."""
     if not Settings().merging:
         return range(len(read(symbol)["nodes"]))
     return merged_nodes(forward_graph(symbol, read_shapes(symbol, shapes, {}, types)))
@@ -39,23 +39,26 @@ def merged(symbol: Symbol, shapes: Mapping[str, Shape], types: Mapping[str, str]
 def with_copied_outputs(
     symbol: Symbol, shapes: Mapping[str, Shape], types: Mapping[str, str]
 ) -> Symbol:
-    """Return the symbol with copies of the outputs that CachedOp copies.
+    """Return the symbol with copies of those outputs that CachedOp copies.
 
-    Raises MemongerError if an executor would compute other gradients in place of an output's.
+    Raises
+    ------
+    MemongerError
+        If an executor would compute other gradients than CachedOp.
     """
     graph = read(symbol)
     nodes = graph["nodes"]
     for node in (nodes[a] for a, *_ in graph["heads"]):
         if reads_overwritten(f"_backward_{node['op']}", attributes(node)):
             raise MemongerError(
-                f"{node['name']!r} (PReLU) makes an output of the block, and with a plan the "
-                "gradient of its slope would differ from Gluon's; plan a larger block, in which "
+                f"{node['name']!r} (PReLU) is an output of the block, where the gradient of its "
+                "slope would differ from Gluon's with a plan; plan a larger block, in which "
                 "another operator reads it"
             )
     if len(symbol) == 1:
         return symbol
     same = merged(symbol, shapes, types)
-    copies: dict[Entry, Entry] = {}  # one for each result, for MXNet would merge two
+    copies: dict[Entry, Entry] = {}  # one for each result, because MXNet would merge two
     for i, node in enumerate(nodes):
         if node["op"] == IDENTITY and not node.get("attrs"):
             (a, b, *_), *_ = node["inputs"]

@@ -1,4 +1,4 @@
-"""The calls that plan a Gluon block, return its plan, and take it away."""
+"""Plan a Gluon block, return its plan, or remove it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from memonger.support.versions import MXNET_ERRORS
 
 Net = TypeVar("Net")
 
-#: How each block is planned. Copies and pickles of a block are not in it.
+#: Block -> how it is planned. Copies and pickles of a block are not in it.
 _blocks: MutableMapping[Block, PlannedBlock] = weakref.WeakKeyDictionary()
-#: How other blocks are planned, once `plan_others` was called.
+#: Returns how other blocks are planned, after `plan_others` was called.
 _others: Callable[[Block], PlannedBlock] | None = None
 
 _AT_FIRST_CALL = "the plan is made at the first call under autograd.record(), for its inputs"
-#: The options of ``memonger.plan`` that Gluon has elsewhere.
+#: Options of ``memonger.plan`` that are set elsewhere in Gluon -> where.
 _ELSEWHERE = {
     **dict.fromkeys(("shapes", "type_dict"), _AT_FIRST_CALL),
     "grad_req": "set it on the parameters: net.collect_params().setattr('grad_req', ...)",
     "devices": "each device's part of the batch is a call of the block",
 }
 _REPLACED = "_memonger"  # an attribute of the functions that are `_replacement`s
-#: The options that are handed to ``hybridize``. (A ``backend`` would change the graph.)
+#: The options that are passed to ``hybridize``. (``backend`` would change the graph.)
 _FLAGS = (
     "active clear static_alloc static_shape inline_limit forward_bulk_size backward_bulk_size"
 ).split()
@@ -45,27 +45,27 @@ _FLAGS = (
 def plan(  # type: ignore[misc]  # options of memonger.plan go through
     net: Net, shapes: object = None, **options: Any
 ) -> Net:
-    """Plan a block in place of ``net.hybridize()``; the training loop stays as it is.
+    """Plan a block, instead of ``net.hybridize()``; the training loop does not change.
 
     The plan is made at the first call under ``autograd.record()``, and is used for all later calls
-    in training mode, of inputs of any shapes. Calls that run more gradients (layers were frozen),
-    or take more than a budget of bytes, get plans of their own. Results,
-    gradients and running statistics are those of ``net.hybridize()``, bit for bit. All else is left
-    to Gluon: inference, names, files, copies (which have no plan). Where Gluon makes a new graph
-    (``hybridize``, ``cast``, a layer added), a new plan is made.
+    in training mode, with inputs of any shapes. Calls that run more gradients (because layers were
+    frozen) or exceed a budget in bytes get their own plans. Results, gradients and running
+    statistics equal those of ``net.hybridize()``, bit for bit. Inference, names, files and copies
+    (which have no plan) are Gluon's. When Gluon makes a new graph (``hybridize``, ``cast``, a layer
+    added), a new plan is made.
 
-    A block that cannot be planned (sparse gradients in its midst, say) trains as after
-    ``hybridize()``, and a warning says why. So does one whose plan saves no memory, without a
-    warning.
+    A block that cannot be planned (with sparse gradients in the middle, for example) trains as
+    after ``hybridize()``, and a warning says why. So does a block whose plan would save no memory,
+    without a warning.
 
     Parameters
     ----------
     net : mx.gluon.HybridBlock
         The block. It is hybridized if it is not yet.
     **options
-        What `memonger.plan` takes by keyword, but ``grad_req`` and ``devices``. The default is
-        ``how='auto'``. What ``hybridize`` takes (``static_alloc=True``), but
-        ``backend``, is handed to it.
+        Keywords of `memonger.plan`, except ``grad_req`` and ``devices``; the default is
+        ``how='auto'``. Keywords of ``hybridize`` (``static_alloc=True``), except ``backend``, are
+        passed to it.
 
     Returns
     -------
@@ -75,9 +75,9 @@ def plan(  # type: ignore[misc]  # options of memonger.plan go through
     Raises
     ------
     MemongerError
-        If it is no HybridBlock, or an option is wrong.
+        If ``net`` is not a HybridBlock, or an option is wrong.
     BudgetError
-        If no plan that was found fits the budget: from the first recorded call.
+        From the first recorded call, if no plan that was found fits the budget.
 
     Examples
     --------
@@ -96,28 +96,33 @@ def plan(  # type: ignore[misc]  # options of memonger.plan go through
     _install()
     if flags or not hybrid._active:
         hybrid.hybridize(**flags)
-    # An earlier plan goes, and with it the CachedOp, which the next call makes anew.
+    # This removes an earlier plan and the CachedOp, which the next call makes anew.
     unplan(net)
     _plan_later(net, block)
     return net
 
 
 def plan_of(net: Block) -> Plan:
-    """Return the plan that a block trains by.
+    """Return the plan by which a block trains.
 
     Parameters
     ----------
     net : mx.gluon.HybridBlock
+        A block that was planned and has been called under ``autograd.record()``.
 
     Returns
     -------
     Plan
-        That of the latest call, with the shapes that it was made for.
+        The plan of the latest call, with the shapes for which it was made.
 
     Raises
     ------
     MemongerError
-        If it has none: none was asked for, it is not made yet, or it could not be made.
+        If the block was not planned, its plan is not made yet, or it could not be planned.
+
+    Examples
+    --------
+    >>> print(memonger.gluon.plan_of(net))
     """
     block = _blocks.get(_check_block(net))
     if block is None:
@@ -125,21 +130,21 @@ def plan_of(net: Block) -> Plan:
     if not net._active:
         raise MemongerError(
             f"{net.name} trains without a plan since hybridize(False); call net.hybridize() to "
-            "have it planned again"
+            "plan it again"
         )
     decision = block.decision
     if decision is not None and decision.refusal:
         raise MemongerError(f"{net.name} trains without a plan: {decision.refusal}")
     if decision is None or decision.plan is None:
         raise MemongerError(
-            f"{net.name} has no plan before its first call under autograd.record() of which a "
-            "gradient is wanted; call it"
+            f"{net.name} has no plan before its first call under autograd.record() for which a "
+            "gradient is requested; call the block first"
         )
     return decision.plan
 
 
 def unplan(net: Net) -> Net:
-    """Take the plan of a block away, so that it trains as after ``hybridize()`` again.
+    """Remove the plan of a block, so that it trains as after ``hybridize()`` again.
 
     Parameters
     ----------
@@ -154,7 +159,11 @@ def unplan(net: Net) -> Net:
     Raises
     ------
     MemongerError
-        If it is no HybridBlock.
+        If ``net`` is not a HybridBlock.
+
+    Examples
+    --------
+    >>> memonger.gluon.unplan(net)
     """
     hybrid = _check_block(net)
     _blocks.pop(hybrid, None)
@@ -164,7 +173,7 @@ def unplan(net: Net) -> Net:
 
 
 def _check_block(net: object) -> Block:
-    """Return a block that can be planned; say what to do otherwise."""
+    """Return ``net`` if it is a HybridBlock; otherwise raise MemongerError."""
     kind = type(net).__name__
     if isinstance(net, mx.gluon.HybridBlock):
         return net
@@ -175,7 +184,7 @@ def _check_block(net: object) -> Block:
         )
     if isinstance(net, mx.sym.Symbol):
         raise MemongerError(f"{net!r} is a Symbol, not a Gluon block; plan it with memonger.plan")
-    raise MemongerError(f"the net must be an mx.gluon.HybridBlock, not {kind} {net!r}")
+    raise MemongerError(f"net must be an mx.gluon.HybridBlock, not {kind} {net!r}")
 
 
 def _read_options(net: Block, keywords: Keywords) -> PlannedBlock:
@@ -192,7 +201,7 @@ def _read_options(net: Block, keywords: Keywords) -> PlannedBlock:
 
 
 def _read_scopes(selector: object) -> list[object]:
-    """Put a pattern of the names of its operators in the place of each block."""
+    """Replace each block in a selector by a pattern that matches the names of its operators."""
     selectors: list[object] = []
     for item in selector if isinstance(selector, (list, tuple)) else [selector]:
         if isinstance(item, mx.gluon.Block):
@@ -205,17 +214,18 @@ def _read_scopes(selector: object) -> list[object]:
 
 
 def plan_others(how: Callable[[Block], PlannedBlock] | None) -> None:
-    """Plan each block that is hybridized, and that no `plan` has named, as ``how`` says."""
+    """Plan every hybridized block that `plan` was not called for; ``how`` returns its options."""
     global _others
     _others = how
     _install()
 
 
 def _plan_later(net: Block, block: PlannedBlock) -> None:
-    """Plan a block when it is called; store its parameters as rows before a plan takes memory."""
-    # Inference leaves a convolution's weights in MKLDNN's layout. The first training step would
-    # copy them, and what that frees would lie idle: 60 of 220 MB with ResNet-50. Inference lays
-    # weights out by an operator that it pushes when it runs, so waiting for them is not enough.
+    """Plan a block at its next call; store its parameters in the plain layout first."""
+    # Inference leaves the weights of convolutions in a layout of MKLDNN. The first training step
+    # would copy them, and the memory of the old ones would not be used again: 60 of 220 MB with
+    # ResNet-50. Inference converts a weight by another operator, which it pushes while it runs, so
+    # waiting for the weights themselves is not enough.
     arrays: list[NDArray] = []
     for parameter in net.collect_params().values():
         with contextlib.suppress(*MXNET_ERRORS):  # not initialized yet, or sparse
@@ -229,10 +239,10 @@ def _plan_later(net: Block, block: PlannedBlock) -> None:
 
 
 def _install() -> None:
-    """Put a `PlannedOp` where Gluon has made the CachedOp of a planned block, from now on."""
+    """Make Gluon use a `PlannedOp` instead of the CachedOp of a planned block, from now on."""
     autograd.install()
     classes = [mx.gluon.HybridBlock]
-    for kind in classes:  # those that ``mx.util.use_np`` has decorated have methods of their own
+    for kind in classes:  # subclasses decorated by ``mx.util.use_np`` have their own methods
         classes += kind.__subclasses__()
         usual = vars(kind).get("_build_cache")
         if usual is not None and not hasattr(usual, _REPLACED):
@@ -240,7 +250,7 @@ def _install() -> None:
 
 
 def _replacement(usual: FunctionType) -> object:
-    """Make the function in the place of a block's ``_build_cache``."""
+    """Make the function that replaces the ``_build_cache`` of a block."""
 
     @functools.wraps(usual)
     def _build_cache(self: Block, *args: NDArray) -> None:
@@ -253,5 +263,5 @@ def _replacement(usual: FunctionType) -> object:
             inputs = [array for array in inputs if array is not None]
             self._cached_op = planned_op(block, self, inputs)
 
-    setattr(_build_cache, _REPLACED, True)  # which decorators copy
+    setattr(_build_cache, _REPLACED, True)  # decorators copy attributes
     return _build_cache

@@ -1,9 +1,9 @@
-"""Blocks with sparse gradients: the operators that make them run as they are, the rest is planned.
+"""Plan blocks with sparse gradients: split off the operators that make them.
 
-A gradient in rows (``sparse_grad``) has as many rows as a batch names. So the operators that make
-one, and what they read, become a CachedOp of their own, the *front*, which autograd records.
-Its results are inputs of the *rest*, which a plan trains; their gradients reach the front by the
-tape. MXNet makes the sparse gradients itself, and delivers them.
+The number of rows of a sparse gradient (``sparse_grad``) depends on the batch, so no plan can hold
+it. The operators with sparse gradients, and the operators that they read, become a separate
+CachedOp, the *front*, which autograd records. Its results are inputs of the *rest*, which a plan
+trains. Their gradients reach the front through the tape, and MXNet computes the sparse gradients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def planned_op(block: PlannedBlock, net: Block, inputs: Sequence[NDArray]) -> PlannedOp:
-    """Return what takes the place of a block's CachedOp, which was made for these inputs."""
+    """Make the operator that replaces a block's CachedOp, which was made for these inputs."""
     usual = net._cached_op
     symbol = net._cached_graph[1].as_nd_ndarray()  # with the methods of mx.sym.Symbol
     arrays: dict[str, NDArray] = {}
@@ -45,16 +45,22 @@ def planned_op(block: PlannedBlock, net: Block, inputs: Sequence[NDArray]) -> Pl
     return SplitOp(block, usual, symbol, parameters, parts, net._flags)
 
 
-class Parts(NamedTuple):
-    """The two symbols of a block, and what joins them."""
+class SplitBlock(NamedTuple):
+    """The two symbols of a block, and the names that connect them."""
 
     front: Symbol
     rest: Symbol
-    results: list[str]  # the names that the outputs of the front have as inputs of the rest
+    results: list[str]  # names of the outputs of the front, as inputs of the rest
 
 
-def split(symbol: Symbol, parameters: Mapping[str, Parameter], arrays: Arrays) -> Parts | None:
-    """Return the parts of a block, or None if MXNet makes nothing sparse in it."""
+def split(symbol: Symbol, parameters: Mapping[str, Parameter], arrays: Arrays) -> SplitBlock | None:
+    """Split a block; return None if it has no sparse arrays and gradients.
+
+    Raises
+    ------
+    MemongerError
+        If the block cannot be split, or nothing is left to plan.
+    """
     graph = read(symbol)
     nodes = graph["nodes"]
     sparse = {name for name, array in arrays.items() if array.stype != "default"}
@@ -77,17 +83,20 @@ def split(symbol: Symbol, parameters: Mapping[str, Parameter], arrays: Arrays) -
         op = nodes[i]["op"]
         if depends[i] or draws(op, attributes(nodes[i])):
             raise MemongerError(
-                f"{nodes[i]['name']!r} ({op}) makes what an operator with a sparse gradient "
-                "(sparse_grad) reads, and a plan can leave that operator out only if it reads "
-                "what is computed from inputs of the block alone; set sparse_grad=False"
+                f"{nodes[i]['name']!r} ({op}) computes an input of an operator with a sparse "
+                "gradient (sparse_grad) from parameters or random numbers, so that the operator "
+                "cannot be split off the plan; set sparse_grad=False"
             )
     if not operators - front:
-        raise MemongerError("all its operators make, or serve, sparse gradients (sparse_grad)")
+        raise MemongerError(
+            "all its operators have sparse gradients (sparse_grad) or compute inputs of those that "
+            "do, so that nothing is left to plan; set sparse_grad=False"
+        )
     shapes = {name: array.shape for name, array in arrays.items()}
     types = {name: array.dtype for name, array in arrays.items()}
-    same = merged(symbol, shapes, types)  # two that MXNet merges have one result
+    same = merged(symbol, shapes, types)  # merged operators have one result
     alone = {same[i] for i in operators}
-    for a, node in enumerate(nodes):  # of two gradients the sum is the same in any order
+    for a, node in enumerate(nodes):  # the sum of two gradients does not depend on their order
         if node["name"] in parameters:
             readers = [i for i in alone for k, *_ in nodes[i]["inputs"] if k == a]
             early = sum(i in front for i in readers)
@@ -100,13 +109,13 @@ def split(symbol: Symbol, parameters: Mapping[str, Parameter], arrays: Arrays) -
     reads = [*[nodes[i]["inputs"] for i in operators - front], graph["heads"]]
     read_entries = {(same[a], b) for entries in reads for a, b, *_ in entries if a in front}
     results = sorted(entry for entry in read_entries if entry[0] in operators)
-    # Gluon gives the operators of a layer that is called twice one name.
+    # The operators of a layer that is called twice have equal names, so results are numbered.
     names = [f"{nodes[a]['name']}_output{k}" for k, (a, _) in enumerate(results)]
     front_symbol = load_nodes(nodes, [[*entry, 0] for entry in results])
     place = {entry: k for k, entry in enumerate(results)}
 
     def moved(entries: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return entries in the rest, which begins with variables for the results."""
+        """Translate entries to the rest, which begins with variables for the results."""
         moved = []
         for a, b, *_ in entries:
             a = same[a] if a in front else a
@@ -115,11 +124,12 @@ def split(symbol: Symbol, parameters: Mapping[str, Parameter], arrays: Arrays) -
 
     variables = [{"op": "null", "name": name, "inputs": []} for name in names]
     others = [{**node, "inputs": moved(node["inputs"])} for node in nodes]
-    return Parts(front_symbol, load_nodes([*variables, *others], moved(graph["heads"])), names)
+    rest = load_nodes([*variables, *others], moved(graph["heads"]))
+    return SplitBlock(front_symbol, rest, names)
 
 
 class SplitOp(PlannedOp):
-    """A block's CachedOp that runs the front as it is, and trains the rest by a plan."""
+    """The operator of a split block: it runs the front by a CachedOp, and the rest by a plan."""
 
     def __init__(
         self,
@@ -127,7 +137,7 @@ class SplitOp(PlannedOp):
         usual: mx.nd.CachedOp,
         symbol: Symbol,
         parameters: Mapping[str, Parameter],
-        parts: Parts,
+        parts: SplitBlock,
         flags: Iterable[tuple[str, object]],
     ) -> None:
         def cached_op(part: Symbol) -> mx.nd.CachedOp:
@@ -156,8 +166,8 @@ class SplitOp(PlannedOp):
             if mark_of(named[name]).request != NULL:
                 # The terms of its gradient would be added in another order.
                 self._block.refuse(
-                    f"{name!r}, of which a gradient is wanted, is read by operators with sparse "
-                    "gradients (sparse_grad) and by others; set sparse_grad=False"
+                    f"input {name!r} needs a gradient, and operators with sparse gradients "
+                    "(sparse_grad) read it as well as others; set sparse_grad=False"
                 )
                 return self._whole(*arrays)
         results = self._front(*[named[name] for name in self._front_names])

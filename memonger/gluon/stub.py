@@ -1,14 +1,14 @@
-"""The stand-in of a planned block on autograd's tape, which reports its gradients.
+"""The stub of a planned block: it represents the block on autograd's tape, and reports gradients.
 
-A *stub* is a tiny CachedOp. Its inputs are those of the block's own CachedOp that want a gradient,
-and the results of the planned executor. It copies the results; of all else it makes a few bytes.
-Its gradient, as MXNet makes it, is ``_copy`` for the results and zeros for the rest.
+A *stub* is a tiny CachedOp. Its inputs are the inputs of the block's own CachedOp that need a
+gradient, and the results of the planned executor. It copies the results, and makes a few bytes of
+everything else. MXNet's gradient of it is ``_copy`` for the results and zeros for the rest.
 
-CachedOp calls a monitor hook right after it has pushed each of these nodes to the engine, on the
-thread that has called ``backward``. It hands over the very array in which the tape wants the
-gradient (``CachedOp::DynamicBackward`` in ``src/imperative/cached_op.cc``, ``imperative::RunGraph``
-in ``imperative_utils.cc``). So the executor's gradients are pushed in program order, with the real
-variables of the engine: nothing waits for anything, and no dependency is hidden.
+CachedOp calls a monitor hook right after it has pushed each of these gradient nodes to the engine,
+on the thread that called ``backward``. It passes the tape's own array of the gradient to the hook
+(``CachedOp::DynamicBackward`` in ``src/imperative/cached_op.cc``, ``imperative::RunGraph`` in
+``imperative_utils.cc``). So the executor's operators are pushed in program order, with the engine's
+real variables: no thread waits, and no dependency is hidden.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from memonger.support.symbols import load_nodes
 from memonger.support.types import Context, Json, NDArray, Symbol
 
 if TYPE_CHECKING:
-    #: Called in the backward pass with the kind of an input of the stub, its number among these,
-    #: and the array of its gradient.
+    #: Called in the backward pass with the kind of an input of the stub, its number within that
+    #: kind, and the array of its gradient.
     Listener = Callable[[str, int, NDArray], None]
 
 
@@ -34,10 +34,10 @@ _HOOK = ctypes.CFUNCTYPE(
 
 
 class Stub:
-    """The stub of a planned executor, which is called as a function of arrays on the tape.
+    """The stub of a planned executor, which is called with arrays on the tape.
 
     ``on_gradient`` is called in the backward pass, in the order of the inputs, with the gradient of
-    each ``'other'`` input that wants one, of each ``'head'``, and of ``'last'``.
+    each ``'other'`` input that needs one, of each ``'head'``, and of ``'last'``.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Stub:
         with environment(**self._fusion):
             symbol = stub_symbol(others, outputs)
             self._op = mx.nd.CachedOp(symbol.as_np_ndarray() if is_np else symbol, flags)
-        # A strong reference would leave the memory of a plan to Python's gc.
+        # With a strong reference, only Python's gc would free the memory of a plan.
         listener: weakref.WeakMethod[Listener] = weakref.WeakMethod(on_gradient)
 
         def hook(name: bytes, _: object, handle: ctypes.c_void_p, __: object) -> None:
-            array = mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle))  # ours to free
+            array = mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle))  # frees the handle
             call = listener()
-            if b":" in name and b"backward" in name and call is not None:  # not the forward pass
+            if b":" in name and b"backward" in name and call is not None:  # in a backward pass
                 kind, number, *_ = name.decode().split(":")
                 call(kind, int(number), array)
 
@@ -72,21 +72,21 @@ class Stub:
         self, others: list[NDArray], lease: NDArray, results: list[NDArray], last: NDArray
     ) -> list[NDArray]:
         """Record a call; return copies of the results."""
-        # The first call would fuse operators, whose names the hook needs.
+        # Without fusion, which would change the names of operators that the hook needs.
         with environment(**self._fusion) if self._fusion else contextlib.nullcontext():
             outputs: list[NDArray] = self._op(*others, lease, *results, last)
         return outputs[-1 - self._outputs : -1]
 
 
 def stub_symbol(others: Sequence[bool], outputs: int) -> Symbol:
-    """Make the symbol of a stub; the names of its nodes say what their gradients are for.
+    """Make the symbol of a stub; the name of a node has the kind and the number of its input.
 
-    ``others`` is true for inputs whose gradient is added to what the stub has made: the tape may
-    have written that or added it. It is -0.0, which changes no bit.
+    ``others`` is true for inputs whose gradient is added to that of the stub, because the tape may
+    write or add it. The gradient of the stub is -0.0 there, which changes no bit of a sum.
 
-    The order of the inputs is that of the block's own CachedOp, and new ones come last. It decides
-    in which order MXNet runs the backward pass (by depth-first search, ``Imperative::Backward``),
-    and so the running statistics of a BatchNorm that is called twice.
+    The inputs of the block's own CachedOp come first, in their order. The order of inputs decides
+    in which order MXNet runs the backward pass (depth first, ``Imperative::Backward``), and so the
+    running statistics of a BatchNorm that is called twice.
     """
     kinds = [("other", k, "sum" if adds else "shape_array") for k, adds in enumerate(others)]
     kinds.append(("lease", 0, "shape_array"))

@@ -1,4 +1,4 @@
-"""Checks of what the user passes: the symbol, the shapes and types of its inputs, the device."""
+"""Check the symbol, the shapes and types of its inputs, and the devices of a call."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from memonger.support.mxnet import mx
 from memonger.support.symbols import check_graph, load_nodes, read
 from memonger.support.types import Context, DTypeLike, Symbol
 
-#: Endings of the names of parameters that MXNet adds to an operator.
+#: Endings of the names of parameters that MXNet makes for an operator.
 PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
-TYPE = "__dtype__"  # attribute with the type that a variable was made with
+TYPE = "__dtype__"  # attribute of a variable: the type that it was made with
 
 
 class InputSpec(NamedTuple):
-    """Shapes and NumPy type names of a symbol's inputs, as far as the user has given them."""
+    """Shapes and NumPy type names that the user has given for inputs of a symbol."""
 
     shapes: dict[str, Shape]
     types: dict[str, str]
 
 
 def check_symbol(symbol: object) -> Symbol:
-    """Return ``symbol`` if it is a Symbol with at least one output; otherwise say what to do."""
+    """Return ``symbol`` if it is a valid Symbol with an output; otherwise raise MemongerError."""
     kind = type(symbol).__name__
     if isinstance(symbol, mx.gluon.Block):
         raise MemongerError(
@@ -40,23 +40,24 @@ def check_symbol(symbol: object) -> Symbol:
         raise MemongerError(f"{kind} is a Module; plan its symbol before the Module is made")
     if isinstance(symbol, (list, tuple)):
         raise MemongerError(
-            f"there is nothing to plan in a {kind} of {len(symbol)} symbols; make one Symbol of "
-            "them with mx.sym.Group"
+            f"the network must be one mx.sym.Symbol, not a {kind} of {len(symbol)} symbols; "
+            "combine them with mx.sym.Group"
         )
     if not isinstance(symbol, mx.sym.Symbol):
         raise MemongerError(f"the network must be an mx.sym.Symbol, not {kind} {symbol!r}")
     try:
         graph = read(symbol)
     except (mx.MXNetError, ValueError) as error:  # a cycle, or a name that is not UTF-8
-        raise MemongerError(f"the network has no JSON: {mxnet_message(error)}") from None
-    check_graph(graph, "the network")  # without it the next line may end the process
+        message = f"the network cannot be written as JSON: {mxnet_message(error)}"
+        raise MemongerError(message) from None
+    check_graph(graph, "the network")  # otherwise the next line may crash the process
     if not symbol.list_outputs():
-        raise MemongerError("the Symbol is an empty Group: it has no outputs to train")
+        raise MemongerError("the Symbol is an empty Group, which has no outputs to train")
     for name, count in Counter(symbol.list_inputs()).items():
         if count > 1:
             raise MemongerError(
-                f"two inputs have the same name, {name!r}; name the operators that make them "
-                "differently, or share one mx.sym.Variable"
+                f"two inputs have the same name, {name!r}; give their operators different names, "
+                "or share one mx.sym.Variable"
             )
     return symbol
 
@@ -64,8 +65,8 @@ def check_symbol(symbol: object) -> Symbol:
 def read_devices(ctx: object) -> Context | str:
     """Return the devices that a plan is for: an existing mx.Context, 'gpu' (any GPU), or 'any'.
 
-    By default it is for a GPU if MXNet is built with CUDA, whether this machine has one or not.
-    Otherwise it is for any device: the planned symbol may be trained on a GPU elsewhere.
+    The default is 'gpu' if MXNet is built with CUDA, whether this machine has a GPU or not, and
+    otherwise 'any', because the planned symbol may be trained on a GPU elsewhere.
     """
     if ctx is None:
         return GPU if mx.runtime.Features().is_enabled("CUDA") else ANY
@@ -84,18 +85,18 @@ def parse_devices(devices: str) -> Context | str:
 
 
 def check_device(ctx: Context) -> Context:
-    """Return a device (an mx.Context); refuse one that does not exist."""
+    """Return a device (an mx.Context); raise MemongerError if it does not exist."""
     count = count_gpus() if ctx.device_type == GPU else 0
     if ctx.device_type == GPU and ctx.device_id >= count:
         raise MemongerError(
-            f"{ctx} does not exist: MXNet sees {count} GPUs; ctx='gpu' plans for a GPU that is "
-            "elsewhere"
+            f"{ctx} does not exist, for MXNet finds {count} GPUs; ctx='gpu' plans for a GPU of "
+            "another machine"
         )
     return ctx
 
 
 def count_gpus() -> int:
-    """Count the GPUs that MXNet sees, without a CUDA context."""
+    """Return how many GPUs MXNet finds, without making a CUDA context."""
     try:
         return int(mx.context.num_gpus())
     except mx.MXNetError:  # a CUDA build without a usable driver
@@ -109,15 +110,36 @@ def read_shapes(
     type_dict: object,
     devices: int = 1,
 ) -> InputSpec:
-    """Gather the inputs' shapes and types from everything that the user may pass.
+    """Read the shapes and types of inputs from the arguments of a call.
 
-    The user's shapes are of the whole batch; the result's are of the largest share of a device.
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+        The network.
+    shapes : dict, list of (name, shape), list of mx.io.DataDesc, or None
+        Shapes of inputs, for the whole batch.
+    keywords : mapping
+        Name -> shape of further inputs.
+    type_dict : mapping or None
+        Name -> type of inputs.
+    devices : int
+        The number of devices that share the batch.
+
+    Returns
+    -------
+    InputSpec
+        With the shapes of the largest share that a device gets.
+
+    Raises
+    ------
+    MemongerError
+        If a name, a shape or a type is not valid, or the batch cannot be shared.
     """
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
     shape_of: dict[str, Shape] = {}
     types: dict[str, str] = {}
     axes: dict[str, int] = {}
-    unknown = " was given for {!r}, which is no input of the network"
+    unknown = " was given for {!r}, which is not an input of the network"
     for name, shape in [*read_pairs(shapes, types, axes), *keywords.items()]:
         _check_name(name, arguments, "a shape" + unknown, states)
         if not isinstance(shape, (list, tuple, np.ndarray)):
@@ -140,10 +162,11 @@ def read_shapes(
 
 
 def drop_old_types(symbol: Symbol, spec: InputSpec) -> Symbol:
-    """Return the symbol without those types of its variables that contradict ``spec``.
+    """Return the symbol without the types of variables that contradict ``spec``.
 
     The variables of a Gluon block keep their old ``__dtype__`` when it is cast, and MXNet's
-    inference then fails. Return the symbol itself if there is no contradiction, or this is no help.
+    inference then fails. The symbol itself is returned if nothing contradicts, or if inference
+    fails without the types too.
     """
 
     def infer_types(symbol: Symbol) -> dict[str, type | None] | None:
@@ -168,10 +191,12 @@ def drop_old_types(symbol: Symbol, spec: InputSpec) -> Symbol:
 
 
 def read_grad_req(arguments: Sequence[str], grad_req: object) -> dict[str, str]:
-    """Return what `read_requests` returns; refuse a request for no gradient at all."""
+    """Return what `read_requests` returns; raise MemongerError if no gradient is requested."""
     requests = read_requests(arguments, grad_req)
     if set(requests.values()) <= {"null"}:
-        raise MemongerError("grad_req asks for no gradient at all; ask for those that you train")
+        raise MemongerError(
+            "grad_req requests no gradient at all; give 'write' for the parameters that you train"
+        )
     return requests
 
 
@@ -191,14 +216,16 @@ def read_requests(arguments: Sequence[str], grad_req: object) -> dict[str, str]:
         requests = dict(zip(arguments, grad_req))
     elif isinstance(grad_req, Mapping):
         for name in grad_req:
-            _check_name(name, arguments, "grad_req names {!r}, which is no argument of the network")
+            _check_name(
+                name, arguments, "grad_req has {!r}, which is not an argument of the network"
+            )
         requests = {name: grad_req.get(name, "null") for name in arguments}
     else:
         raise MemongerError(f"grad_req must be a string, a list or a dict, not {grad_req!r}")
     for name, request in requests.items():
         if request not in ("write", "add", "null"):
             raise MemongerError(
-                f"grad_req of {name!r} is {request!r}; there are 'write', 'add', 'null'"
+                f"grad_req of {name!r} is {request!r}; give one of 'write', 'add', 'null'"
             )
     return requests
 
@@ -206,7 +233,7 @@ def read_requests(arguments: Sequence[str], grad_req: object) -> dict[str, str]:
 def read_pairs(
     shapes: object, types: dict[str, str], axes: dict[str, int]
 ) -> list[tuple[str, object]]:
-    """List names and shapes; put the types and batch axes (-1: none) of DataDescs in the dicts."""
+    """Return names and shapes; add types and batch axes (-1: none) of DataDescs to the dicts."""
     if shapes is None:
         return []
     if isinstance(shapes, Mapping):
@@ -231,11 +258,14 @@ def read_pairs(
 def _largest_share(
     shapes: Mapping[str, Shape], axes: Mapping[str, int], devices: int
 ) -> dict[str, Shape]:
-    """Return the shapes of the largest share (``DataParallelExecutorGroup.decide_slices``)."""
+    """Return the shapes of the largest share of a device.
+
+    As ``DataParallelExecutorGroup.decide_slices`` in ``python/mxnet/module/executor_group.py``.
+    """
     split = {name: axes.get(name, 0) for name in shapes if axes.get(name, 0) >= 0}
     if not split:
         raise MemongerError(
-            f"devices={devices}: no input was given whose batch could be split; give data=(...)"
+            f"devices={devices}: no input was given whose batch can be split; give data=(...)"
         )
     sizes: dict[str, int] = {}
     for name, axis in split.items():
@@ -265,7 +295,7 @@ def _largest_share(
 def _check_name(
     name: object, arguments: Sequence[str], complaint: str, states: Sequence[str] = ()
 ) -> None:
-    """Refuse a name that is neither an argument nor an auxiliary state."""
+    """Raise MemongerError for a name that is neither an argument nor an auxiliary state."""
     if name in arguments or name in states:
         return
     inputs = [n for n in arguments if not n.endswith(PARAMETER_ENDINGS)]
@@ -279,11 +309,11 @@ def _check_name(
 
 
 def _type_name(name: str, kind: DTypeLike) -> str:
-    """Return the NumPy name of an input's type; refuse one that MXNet does not have."""
+    """Return the NumPy name of an input's type; raise MemongerError if MXNet does not have it."""
     try:
         dtype = np.dtype(kind)
     except (TypeError, ValueError, SyntaxError):
-        raise MemongerError(f"input {name!r}: NumPy knows no type {kind!r}") from None
+        raise MemongerError(f"input {name!r}: {kind!r} is not a type of NumPy") from None
     if dtype.type not in mx.nd.ndarray._DTYPE_NP_TO_MX:
         raise MemongerError(f"input {name!r}: MXNet has no type {dtype.name}; cast it to float32")
     return dtype.name

@@ -1,4 +1,4 @@
-"""The forward graph of a symbol, for which MXNet infers the shape and type of every tensor."""
+"""Read the forward graph of a symbol; MXNet infers the shape and type of every tensor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from memonger.support.types import Json, Symbol
 def forward_graph(symbol: Symbol, spec: InputSpec) -> ForwardGraph:
     """Read the forward graph of a symbol whose inputs have the shapes and types of ``spec``.
 
-    If a shape is missing or does not fit, the MemongerError names the input or the node.
+    Raises
+    ------
+    MemongerError
+        If a shape or a type is missing or does not fit; the message names the input or the node.
     """
     symbol = drop_old_types(symbol, spec)
     internals = symbol.get_internals()
@@ -50,7 +53,7 @@ def forward_graph(symbol: Symbol, spec: InputSpec) -> ForwardGraph:
 
 
 def read_nodes(symbol: Symbol) -> tuple[Node, ...]:
-    """Read the nodes of a symbol, as those of its `forward_graph`, without shapes."""
+    """Read the nodes of a symbol without shapes; they are those of its `forward_graph`."""
     return tuple(map(_node, read(symbol)["nodes"]))
 
 
@@ -69,7 +72,7 @@ def _node(item: Json) -> Node:
 
 @contextlib.contextmanager
 def _prints_in_errors(nodes: tuple[Node, ...]) -> Iterator[None]:
-    """If a CustomOpProp fails, put what it prints into the error instead of on stdout."""
+    """Put what a failing CustomOpProp prints into the error instead of on stdout."""
     if not any(node.op == "Custom" for node in nodes):
         yield
         return
@@ -88,7 +91,7 @@ def _infer_shapes(
     symbol: Symbol, graph: Json, outputs: Symbol, spec: InputSpec, nodes: tuple[Node, ...]
 ) -> list[Shape]:
     try:
-        # infer_shape calls this too, but prints what is wrong, which the errors below say.
+        # infer_shape calls this too, but also prints errors, which are raised below.
         with _prints_in_errors(nodes):
             _, shapes, _ = outputs._infer_shape_impl(False, **spec.shapes)
         if shapes is not None:
@@ -107,7 +110,7 @@ def _infer_shapes(
         dynamic = sorted({node.op for node in nodes if node.subgraphs}) or ["dynamic operators"]
         raise MemongerError(
             f"some shapes of this network are known only when it runs ({', '.join(dynamic)}), so "
-            "its memory cannot be planned"
+            "its memory cannot be planned; leave these operators out"
         )
     missing = [name for name in unknown if not name.endswith(PARAMETER_ENDINGS)] or unknown
     raise MemongerError(
@@ -137,7 +140,7 @@ def _explain_shapes(graph: Json, spec: InputSpec, message: str) -> str:
 def _infer_types(
     symbol: Symbol, outputs: Symbol, spec: InputSpec, nodes: tuple[Node, ...]
 ) -> list[str]:
-    """Infer the types of all outputs; an undecided one is float32, as in ``simple_bind``."""
+    """Infer the types of all outputs; an unknown one is float32, as in ``simple_bind``."""
     types = dict(spec.types)
     if not types:
         typed = {node.name for node in nodes if node.is_variable and TYPE in node.hidden}
@@ -147,13 +150,13 @@ def _infer_types(
             with _prints_in_errors(nodes):
                 _, inferred, _ = outputs.infer_type_partial(**types)
         except mx.MXNetError:
-            # The weights have another type, or an operator must know that of its first input. As
-            # Module does, only the types of the data are passed.
+            # Weights of another type, or an operator that needs the type of its first input. Only
+            # the types of the data are passed, as Module does.
             types = {**dict.fromkeys(spec.shapes, FLOAT), **spec.types}
             with _prints_in_errors(nodes):
                 _, inferred, _ = outputs.infer_type_partial(**types)
         if inferred is None or None in inferred:
-            # simple_bind refuses this, but in training an undecided type is float32.
+            # simple_bind raises here, but in training an unknown type is float32.
             kinds, _, _ = symbol.infer_type_partial(**types)
             undecided = [name for name, kind in zip(symbol.list_arguments(), kinds) if kind is None]
             types.update(dict.fromkeys(undecided, FLOAT))
@@ -166,7 +169,7 @@ def _infer_types(
     names = {kind: FLOAT if kind is None else np.dtype(kind).name for kind in set(inferred)}
     if any(kind is not None and np.dtype(kind).kind == "V" for kind in names):
         raise MemongerError(
-            "the network computes in bfloat16, which neither NumPy nor a plan knows; cast to "
+            "the network computes in bfloat16, which NumPy and memonger do not support; cast to "
             "float16 or float32"
         )
     return [names[kind] for kind in inferred]
@@ -175,7 +178,10 @@ def _infer_types(
 def _with_stypes(
     tensors: Tensors, outputs: Symbol, nodes: tuple[Node, ...], start: Sequence[int]
 ) -> Tensors:
-    """Find how MXNet stores the outputs, by a bind without memory; those of node i are at start."""
+    """Add how MXNet stores each tensor, which a bind without memory shows.
+
+    The outputs of node i begin at ``start[i]``.
+    """
     stored = {node.hidden.get(STORAGE, "0") for node in nodes if node.is_variable}
     if stored <= {*DENSE_NUMBERS} and not any(node.op == "cast_storage" for node in nodes):
         return tensors

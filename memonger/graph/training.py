@@ -1,10 +1,11 @@
-"""The training graph: every node that one training step runs, for any set of recomputed operators.
+"""Build the training graph: every node of a training step, for any set of recomputed operators.
 
 It is built as MXNet builds it (``InitFullGraph`` in ``src/executor/graph_executor.cc``,
 ``Gradient`` in ``src/nnvm/gradient.cc``), but without a bind. Common subexpressions are merged.
-From the outputs back, the gradient nodes of each operator are added, and gradients that meet are
-summed. Each operator has a second row, its recomputed copy. One table serves every plan: the
-gradient of X reads copies if X itself is recomputed, and originals if X is kept.
+From the outputs back, the gradient nodes of each operator are added, and the gradients of one
+tensor are summed. Each operator has a second row, in which it is recomputed. One table is valid for
+every plan by marks: the gradient of X reads recomputed results if X is recomputed, and first
+results if X is kept.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from memonger.support.types import Int64s
 
 Reads = Sequence[Read]
 
-NO_NODE = -1  # the origin of a row that no forward node has
+NO_NODE = -1  # the origin of a row that belongs to no forward node
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,14 +38,14 @@ class StepGraph:
     """The rows of a training step."""
 
     graph: ForwardGraph
-    settings: Settings  # of MXNet, when the rows were made
+    settings: Settings  # MXNet's settings when the rows were made
     arrays: GraphArrays
     signatures: Sequence[Signature]  # of each row
     names: Sequence[str]  # of each row
     phases: Int64s  # of each row: FORWARD, RECOMPUTED or BACKWARD
-    #: Row -> the forward node that it is, runs again or is part of the gradient of, or NO_NODE.
+    #: Row -> the forward node that it runs, recomputes or is part of the gradient of, or NO_NODE.
     origin: Int64s
-    #: Row of no operator's gradient, such as a sum of gradients -> the tensor whose gradient it is.
+    #: Row without an operator, such as a sum of gradients -> the tensor whose gradient it is.
     gradient_of: Mapping[int, Entry]
 
     @cached_property
@@ -54,8 +55,8 @@ class StepGraph:
     def name_and_op(self, row: int) -> tuple[str, str]:
         """Return the name and the kind of the operator to which a row belongs.
 
-        A row without an operator has the name of the tensor whose gradient it is part of. A row
-        that a schedule adds has the name of what it reads.
+        A row without an operator gets the name of the tensor whose gradient it is part of. A row
+        that a schedule adds gets the name of what it reads.
         """
         if row in self.gradient_of:
             a, b = self.gradient_of[row]
@@ -86,19 +87,22 @@ class StepGraph:
 
 @dataclass(frozen=True, eq=False)
 class TrainingGraph(StepGraph):
-    """A training graph for every set of recomputed operators; a copy is named ``*_mirror``."""
+    """A training graph for any set of recomputed operators, whose rows are named ``*_mirror``."""
 
     facts: tuple[GradientFacts, ...]  # of each forward node
     gradients: Mapping[int, OperatorGradient]  # operator with a gradient -> its gradient
-    same: tuple[int, ...]  # forward node -> the one with which MXNet merges it, or itself
-    inexact: tuple[str, ...]  # why the replay may differ from MXNet; empty if it should not
+    same: tuple[int, ...]  # forward node -> the node with which MXNet merges it, or itself
+    inexact: tuple[str, ...]  # why the replay may differ from MXNet; empty if it is exact
     wanted: tuple[int, ...]  # the arguments that get a gradient
     waits: tuple[tuple[int, int], ...]  # (gradient row, row that must have run before), in order
     unobserved: Mapping[int, str]  # operator whose gradient cannot be observed -> why
 
 
 def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> TrainingGraph:
-    """Build a network's training graph, with the gradients of the ``wanted`` arguments (or all)."""
+    """Build the training graph of a network.
+
+    ``wanted`` are the arguments (nodes) that get a gradient, by default all.
+    """
     return training_graphs(graph, [graph.arguments if wanted is None else wanted])[0]
 
 
@@ -106,13 +110,16 @@ def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> 
 def training_graphs(
     graph: ForwardGraph, wanted: Iterable[Iterable[int]], settings: Settings | None = None
 ) -> list[TrainingGraph]:
-    """Build a network's training graphs, one for each set of arguments that get a gradient."""
+    """Build training graphs of a network, one for each set of arguments that get a gradient."""
     common = _Builder(graph, settings or Settings())
     return [common.copy().finish(tuple(arguments)) for arguments in wanted]
 
 
 def merged_nodes(graph: ForwardGraph) -> list[int]:
-    """Return for each node the one that ``eliminate_common_expr_pass.cc`` leaves in its place."""
+    """Return for each node the one with which MXNet merges it, or itself.
+
+    As ``src/executor/eliminate_common_expr_pass.cc`` merges common subexpressions.
+    """
     same = list(range(len(graph.nodes)))
     first: dict[object, int] = {}
     for i, node in enumerate(graph.nodes):
@@ -127,27 +134,27 @@ def merged_nodes(graph: ForwardGraph) -> list[int]:
 
 def _signature(graph: ForwardGraph, node: Node) -> tuple[gradients.Attrs, Tensors]:
     """Return the attributes of an operator and its inputs, as `gradient_of` takes them."""
-    # The Python code of a Custom operator is given all of them.
+    # The Python code of a Custom operator gets all attributes.
     attrs = {**node.attrs, **node.hidden} if node.op == "Custom" else node.attrs
     return tuple(sorted(attrs.items())), tuple([graph.tensors[a][b] for a, b in node.inputs])
 
 
 class _Builder:
-    """The rows with the gradients of all operators; `finish` adds those of arguments."""
+    """Builds rows: first with the gradients of all operators; `finish` adds those of arguments."""
 
     def __init__(self, graph: ForwardGraph, settings: Settings) -> None:
         self.graph, self.settings = graph, settings
         n = self.n = len(graph.nodes)
         self.same = same = merged_nodes(graph) if settings.merging else list(range(n))
-        # MXNet merges outputs of the network, but not in the gradient, which starts from those that
-        # the symbol has (``InitFullGraph``). Here a merged output runs by itself.
-        apart = {a for a, _ in graph.heads if same[a] != a}
+        # MXNet merges outputs of the network, but its gradient starts from the outputs of the
+        # symbol (``InitFullGraph``). So a merged output has rows of its own here.
+        merged_heads = {a for a, _ in graph.heads if same[a] != a}
         reasons = {
             "NNVM_EXEC_NUM_TEMP is set": settings.coloring,
-            "an output of the network is a common sub-expression": apart,
+            "an output of the network is a common sub-expression": merged_heads,
         }
         self.signatures = arrays.Signatures((), [reason for reason in reasons if reasons[reason]])
-        # Of each row. The forward nodes come first, then their copies, then the gradient rows.
+        # Of each row. The forward nodes come first, then those recomputed, then the gradient rows.
         names = [node.name for node in graph.nodes]
         self.names = [*names, *[f"{name}_mirror" for name in names]]
         self.numbers = 2 * [  # of their signatures
@@ -161,7 +168,7 @@ class _Builder:
         self.waits += [[] for _ in graph.nodes]
         self.origin = [*range(n), *range(n)]
         self.gradient_of: dict[int, Entry] = {}
-        self.terms: dict[Entry, list[Read]] = {}  # the gradients that have met at an entry so far
+        self.terms: dict[Entry, list[Read]] = {}  # the terms of an entry's gradient so far
         self.sums: dict[Entry, Read] = {}
         self.facts = [GradientFacts()] * n
         self.gradients: dict[int, OperatorGradient] = {}
@@ -169,14 +176,14 @@ class _Builder:
         for k, head in enumerate(graph.heads):
             name, op = f"_head_grad_{k}", "_identity_with_attr_like_rhs"
             reads = [self._add_part("null", name, {}, [], head), (*head, KEPT)]
-            # The last one counts if two outputs are one.
+            # If two outputs are the same tensor, only the gradient of the last one counts.
             self.terms[head] = [self._add_part(op, f"{name}_id", {}, reads, head)]
-        for x in reversed(self._merged_order() if apart else range(n)):
-            if self.reads[x] and (same[x] == x or x in apart):
+        for x in reversed(self._merged_order() if merged_heads else range(n)):
+            if self.reads[x] and (same[x] == x or x in merged_heads):
                 self._add_gradient(x)
 
     def _merged_order(self) -> list[int]:
-        """List the merged forward nodes from the inputs on, depth first."""
+        """Return the merged forward nodes in execution order (depth first from the outputs)."""
         links = zip(self.reads[: self.n], self.waits)
         start, before = arrays.join_columns([[k[0] for k in (*r, *w)] for r, w in links], 1)
         heads = np.array([a for a, _ in self.graph.heads], dtype=np.int32)
@@ -198,7 +205,7 @@ class _Builder:
         seen: set[Read] = set()
         for a in wanted:
             read = self._sum((a, 0))
-            if read in seen:  # no two gradients may be the same array (MXGradient, copy_op)
+            if read in seen:  # MXNet copies a gradient of two arguments (MXGradient, copy_op)
                 read = self._add_part("_copy", self.names[a] + "_copy", {}, [read], (a, 0))
             seen.add(read)
             heads.append(read)
@@ -232,7 +239,7 @@ class _Builder:
     def _add(
         self, op: str, name: str, attrs: Attributes, reads: Reads, like: Tensors, origin: int
     ) -> Read:
-        """Add a gradient row whose outputs are ``like`` these; return a read of the first."""
+        """Add a gradient row with outputs ``like`` these tensors; return a read of output 0."""
         self.names.append(name)
         self.numbers.append(self.signatures(op, attrs, len(reads), like))
         self.reads.append(reads)
@@ -249,7 +256,7 @@ class _Builder:
         entry: Entry,
         stype: str | None = None,  # by default that of the tensor
     ) -> Read:
-        """Add a row of no operator, part of the gradient of this tensor."""
+        """Add a row that belongs to no operator, but to the gradient of this tensor."""
         tensor = self.graph.tensors[entry[0]][entry[1]]
         like = (tensor if stype is None else tensor._replace(stype=stype),)
         read = self._add(op, name, attrs, reads, like, NO_NODE)
@@ -257,7 +264,7 @@ class _Builder:
         return read
 
     def _sum(self, entry: Entry) -> Read:
-        """Add up the gradients that meet at an entry (``AggregateGradient``)."""
+        """Add the rows that sum the gradient of an entry (``AggregateGradient``), once."""
         if entry in self.sums:
             return self.sums[entry]
         terms = self.terms.get(entry, [])
@@ -273,7 +280,7 @@ class _Builder:
         else:
             total = terms[0]
             for k, (previous, term) in enumerate(zip(terms, terms[1:]), 1):
-                if previous[0] != term[0]:  # adds up in the order of the backward pass
+                if previous[0] != term[0]:  # MXNet makes each term wait for the sum before it
                     if term[0] < 2 * self.n:
                         self.signatures.inexact.add("a gradient is a result of the forward pass")
                     self.waits[term[0]].append((total[0], total[2]))
@@ -291,7 +298,7 @@ class _Builder:
         return self.signatures.all[self.numbers[read[0]]].op in ZEROS
 
     def _add_gradient(self, x: int) -> None:
-        """Add the gradient rows of operator x, and hand their results to its inputs."""
+        """Add the gradient rows of operator x, and their results to the terms of its inputs."""
         terms = [self.terms.get((x, k), ()) for k in range(len(self.graph.output_names[x]))]
         zero_heads = all(met and self._is_zero(self._sum((x, k))) for k, met in enumerate(terms))
         gradient = self.gradients[x] = self._observe(x, zero_heads)
@@ -313,7 +320,7 @@ class _Builder:
             name = node.name_of(self.names[x])
             reads = [read(r) for r in node.inputs]  # may add the sums that it reads
             tensors = node.tensors
-            if from_dense:  # an operator whose output is sparse makes dense gradients then
+            if from_dense:  # a dense gradient of a sparse output makes the other gradients dense
                 tensors = tuple([tensor._replace(stype=DENSE) for tensor in tensors])
             row = self._add(node.op, name, node.attrs, reads, tensors, x)[0]
             self.waits[row] += [(x, x) if d is None else (rows[d], KEPT) for d in node.deps]
@@ -339,7 +346,7 @@ class _Builder:
 
 
 def _reads_everything(graph: ForwardGraph, x: int) -> OperatorGradient:
-    """Make a stand-in for a gradient that cannot be observed: one node that reads all there is."""
+    """Make a stand-in for a gradient that cannot be observed: a node that reads everything."""
     node, outputs = graph.nodes[x], range(len(graph.output_names[x]))
     inputs = [("in", k, 0) for k in range(len(node.inputs))]
     reads = *[("head", k, 0) for k in outputs], *inputs, *[("out", 0, k) for k in outputs]

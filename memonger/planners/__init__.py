@@ -1,1 +1,1 @@
-"""Planners: one file a strategy. They know graphs and numbers, not MXNet."""
+"""Searches for plans. They work on graphs and numbers, and do not import MXNet."""

@@ -9,7 +9,7 @@ import numpy as np
 from memonger.planners.candidates import Candidate
 from memonger.support.kernels import Struct, constant
 
-SLOTS = 2**15  # of the memo of each annealing
+SLOTS = 2**15  # entries of the memo of each annealing
 
 
 class Archive(Struct):
@@ -26,7 +26,7 @@ class Archive(Struct):
 def empty_archive(
     most_bytes: int, bins: int, shape: tuple[int, ...], dtype: type[np.generic]
 ) -> Archive:
-    """Make an archive for plans of at most so many bytes, with states of at most this shape."""
+    """Make an archive of ``bins`` sizes up to ``most_bytes``, with states of at most this shape."""
     return Archive(
         max(1, most_bytes),
         np.zeros(bins, dtype=np.int64),
@@ -36,7 +36,7 @@ def empty_archive(
 
 
 class Cooling(Struct):
-    """How long annealing is, and its first and last temperature."""
+    """The number of tries of an annealing, and its first and last temperature."""
 
     seed: int
     tries: int
@@ -46,15 +46,14 @@ class Cooling(Struct):
 
 
 class Memo(Struct):
-    """What plans cost, by their hash.
+    """A cache of the costs of plans, by their hash.
 
-    No plan is replayed twice while it is remembered: two fifths of those that annealing comes to
-    have been there before.
+    Two fifths of the plans that annealing visits were visited before, and are not replayed again.
     """
 
 
 def empty_memo(slots: int = SLOTS) -> Memo:
-    """Make room for so many plans."""
+    """Make an empty memo for this number of plans."""
     keys = np.zeros(slots, dtype=np.uint64)
     pools = np.full(slots, constant("OVER_LIMIT"))
     limits = np.full(slots, float(constant("UNPRICED")))

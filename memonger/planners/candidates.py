@@ -1,4 +1,4 @@
-"""Candidates: plans that searches find, what they cost, and the Pareto front of both."""
+"""Candidates: plans that a search has found, with their costs; and the Pareto front of plans."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ T = TypeVar("T")
 class MarkPlan(NamedTuple):
     """A plan by marks: the nodes that are recomputed, and saved identities."""
 
-    mask: Bools  # whether each node is recomputed
+    mask: Bools  # (nodes,): whether each node is recomputed
     identities: tuple[SavedIdentity, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:  # type: ignore[misc]  # of ``plan``
-    """A plan that a search has found, and what it costs."""
+    """A plan that a search has found, and its costs."""
 
     pool_bytes: int  # as the search counts them
-    time: float  # that it adds to a step, or all its work; the unit is the search's
+    time: float  # added to a step, or all work of a step, in the unit of the search
     #: A `MarkPlan` or a `Schedule`; within a search, the state or the tree of one.
     plan: Any  # type: ignore[misc]
     origin: str = ""  # the name of the search that found it
@@ -49,17 +49,17 @@ class Candidate:  # type: ignore[misc]  # of ``plan``
 
     @property
     def recomputes(self) -> bool:
-        """Whether anything runs again."""
+        """Whether the plan recomputes anything."""
         return bool(self.recomputed().any())
 
     def recomputed(self, nodes: int = 0) -> Bools | Int64s:
-        """Count how often each of so many nodes runs again, int; of marks whether it does, bool."""
+        """Return how often each node is recomputed (int), or for marks whether it is (bool)."""
         schedule = self.schedule
         return self.plan.mask if schedule is None else schedule.recomputed(nodes)
 
     @property
     def key(self) -> Hashable:
-        """The plan as something to hash, whatever it costs."""
+        """A hashable form of the plan, without its costs."""
         schedule = self.schedule
         if schedule is not None:
             return schedule.operations.tobytes()
@@ -68,11 +68,11 @@ class Candidate:  # type: ignore[misc]  # of ``plan``
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """The plans of a search: first the fastest, or the smallest of a search for least memory."""
+    """The plans of a search: the fastest first, or the smallest of a search for least memory."""
 
     plans: Sequence[Candidate]
-    interrupted: bool  # by the user
-    costs: Mapping[str, int] = field(default_factory=dict)  # bytes of each plan that was compared
+    interrupted: bool  # whether the user has ended the search
+    costs: Mapping[str, int] = field(default_factory=dict)  # origin of a compared plan -> bytes
 
 
 def by_memory(candidate: Candidate) -> tuple[float, float]:
@@ -91,7 +91,10 @@ def by_added_time(candidate: Candidate) -> tuple[float, float]:
 
 
 def pareto_front(plans: Iterable[T], costs: Callable[[T], tuple[float, float]]) -> list[T]:
-    """Return the plans that no other beats in both costs (of equals one), the least first first."""
+    """Return the Pareto-optimal plans by two costs, in ascending order of the first cost.
+
+    Of plans with equal costs, one is returned.
+    """
     front: list[T] = []
     for plan in sorted(plans, key=costs):
         if not front or costs(plan)[1] < costs(front[-1])[1]:

@@ -1,13 +1,13 @@
-"""Tensors that MKLDNN has laid out in blocks: in a schedule the same ones as without.
+"""Give tensors in a schedule the same MKLDNN layouts that they have without a schedule.
 
-A schedule has another memory plan than the network, and the layouts of MKLDNN follow the memory
-(``costs.layouts``). Here both are followed. Where a schedule would find another layout than the
-network does without, and numbers depend on it, an operator is inserted (`training_step.insert`):
+MKLDNN's layouts depend on the memory plan (``costs.layouts``), and a schedule has another memory
+plan than the network. This module follows the layouts of both. Where they differ and results depend
+on the layout, it inserts an operator (`training_step.insert`):
 
-- a Reshape to the same shape, in place: it makes any layout plain;
-- ``add_n`` of one tensor: a copy in the same layout, into which the next operator then writes in
-  place, as it does without a schedule; it takes the memory that this operator would have taken;
-- a reader of an input, after the operator that would overwrite it.
+- a Reshape to the same shape, in place, which makes any layout plain;
+- ``add_n`` of one tensor, a copy in the same layout, over which the next operator then writes in
+  place, as it does without a schedule; the copy takes the memory of that operator's output;
+- a reader of an input after an operator, which keeps the operator from overwriting the input.
 """
 
 from __future__ import annotations
@@ -27,23 +27,26 @@ from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 from memonger.support.types import AnyArray, Bools, Int32s, Int64s
 
-BEFORE, AFTER, HOLD = "before", "after", "hold"  # a row: HOLD reads an input after it
+BEFORE, AFTER, HOLD = "before", "after", "hold"  # HOLD: after the row, a reader of its input
 
 
 class LayoutMismatch(MemongerError):
-    """A schedule by which a layout cannot be as expected; another one may be carried out."""
+    """Raised for a schedule in which a layout differs from the one without a schedule.
+
+    Another schedule of the network may be possible.
+    """
 
 
 class Insert(NamedTuple):
-    """A repair at a row: a copy of an input or an output, or a reader that holds an input."""
+    """An operator to insert at a row: a copy of an input or an output, or a reader of an input."""
 
     where: str
-    place: int  # the input of the row that it stands for, or the output
+    place: int  # the index of the input or the output of the row
     op: str = "Reshape"
 
 
 class Expected:
-    """The layouts of a network without a schedule, of which this is the Replay."""
+    """The layouts of a network without a schedule, given its Replay."""
 
     def __init__(self, unplanned: Replay) -> None:
         training = unplanned.training
@@ -55,13 +58,14 @@ class Expected:
         self.matters = mkldnn.find_mattering(training, layouts, unplanned.step)
         in_place = (layouts.code == IN_PLACE) & (self.place != NOT_IN_PLACE)
         rows = np.flatnonzero(in_place[t.output_start[:-1]])
-        #: Rows that can read their input only if they overwrite it.
+        #: Rows that crash in MKLDNN unless they overwrite their blocked input.
         self.overwriting = rows[self.read_layout[t.read_start[rows]] != PLAIN].tolist()
 
     def differences(self, training: StepGraph, source: Int32s) -> dict[int, list[Insert]]:
-        """Return what to insert at each row of a training step for its layouts to be as expected.
+        """Return the operators to insert at each row of a training step, so that layouts match.
 
-        Layouts after an insertion are followed as if it were there. ``source`` is as in `Rows`.
+        The layouts of later rows are computed as if the operators were inserted. ``source`` is as
+        in `Rows`.
         """
         t = training.arrays
         step = compiled.find_step(t, np.zeros(0, dtype=np.bool_))
@@ -72,7 +76,7 @@ class Expected:
         want_output = np.where(inside & self.matters[same], self.output_layout[same], ANY_LAYOUT)
         ops = np.array(training.ops)
         readers = np.bincount(step.entry[~t.read_ignored], minlength=len(want_output))
-        corrected = np.zeros(len(want_output), dtype=np.bool_)  # made plain by what was inserted
+        corrected = np.zeros(len(want_output), dtype=np.bool_)  # made plain by inserted operators
         corrected[step.entry[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
         want_output[(readers == 0) | (corrected & (readers == 1))] = ANY_LAYOUT
         _, read, have, other_read, other_output = compiled.lead_layouts(
@@ -89,7 +93,7 @@ class Expected:
             if want_read[j] != PLAIN or len(tensors[t.read_output[j]].shape) > AXES:
                 raise refusal(training, row)
             inserts[row].append(Insert(BEFORE, j - int(t.read_start[row])))
-        other_output &= ops[maker] != "zeros_like"  # the same in all layouts
+        other_output &= ops[maker] != "zeros_like"  # zeros are equal in all layouts
         for k in np.flatnonzero(other_output).tolist():
             row, plain, usual = int(maker[k]), want_output[k] == PLAIN, int(self.place[same[k]])
             output = k - int(t.output_start[row])
@@ -98,7 +102,10 @@ class Expected:
 
 
 def _counterparts(start: Int32s, old_start: Int32s, source: Int32s) -> tuple[Int64s, Int64s, Bools]:
-    """Return of all that rows own the row, the same of the row that it stands for, and if any."""
+    """Find the counterparts, in the network without a schedule, of the items that rows own.
+
+    Return for each item its row, the index of its counterpart, and whether it has one.
+    """
     place, row = gather(start, np.arange(len(source)))
     old = old_start[source[row]] + place - start[row]
     inside = (source[row] >= 0) & (old < old_start[source[row] + 1])
@@ -106,10 +113,11 @@ def _counterparts(start: Int32s, old_start: Int32s, source: Int32s) -> tuple[Int
 
 
 def _read_with_workspace(t: GraphArrays, ops: AnyArray) -> list[tuple[int, int]]:
-    """List the reads of the images from which max poolings and their gradients compute.
+    """List the reads of the image by each max pooling and by its gradient, as pairs.
 
-    The workspace that MKLDNN's max pooling leaves for its gradient has the layout of its image. The
-    gradient takes it for that of its own (``src/operator/nn/mkldnn/mkldnn_pooling.cc``).
+    The two reads must have the same layout: MKLDNN's max pooling writes a workspace in the layout
+    of its image, and its gradient assumes the layout of its own image
+    (``src/operator/nn/mkldnn/mkldnn_pooling.cc``).
     """
     start = t.read_start
     rows = np.flatnonzero((ops == "_backward_Pooling") & (np.diff(start) == 5))
@@ -117,10 +125,10 @@ def _read_with_workspace(t: GraphArrays, ops: AnyArray) -> list[tuple[int, int]]
 
 
 def _lay_out(step: StepGraph, row: int, k: int, plain: bool, have: int, usual: int) -> list[Insert]:
-    """Return what gives an output its expected layout.
+    """Return the operators to insert so that an output gets its expected layout.
 
-    It is written in the place of input ``have``, and of input ``usual`` without a schedule. One
-    with more axes than a Reshape makes plain is not written in place.
+    The output is written in place of input ``have``, and without a schedule in place of input
+    ``usual``. An output with more axes than Reshape can make plain must not be written in place.
     """
     if plain and len(step.signatures[row].tensors[k].shape) <= AXES:
         return [Insert(AFTER, k)]
@@ -134,9 +142,9 @@ def _lay_out(step: StepGraph, row: int, k: int, plain: bool, have: int, usual: i
 
 
 def refusal(training: StepGraph, row: int) -> LayoutMismatch:
-    """Make the error for a schedule by which a layout cannot be as expected."""
+    """Make the error for a schedule in which the layout of an input of a row would differ."""
     return LayoutMismatch(
-        f"MKLDNN would lay out what {training.describe(row)} reads in another "
-        "way by this schedule than without one, so that it rounds differently; how='marks' can "
-        "plan this network"
+        f"with this schedule, MKLDNN would use another layout for an input of "
+        f"{training.describe(row)}, which would then round differently; how='marks' can plan this "
+        "network"
     )

@@ -1,12 +1,12 @@
-"""The rows of a schedule's training step, and when its tensors are alive, in compiled code.
+"""Rows of a schedule's training step, and lifetimes of its tensors, for compiled code.
 
-There is a row for each operator that runs, in the order in which they run. A search makes thousands
-of steps, so there is no Python object for a row.
+There is a row for each operator that runs, in order. A search makes thousands of steps, so there is
+no Python object for a row.
 
-A *block* is the memory of one tensor, or of several that are computed in place, one over the other:
-by the in-place options that MXNet's planner has (``src/nnvm/plan_memory.cc``). To MXNet each block
-is an array of its own, so tensors share one only if they have the same type. Where MKLDNN may lay
-them out they must have the same shape too: it converts a view of an array in blocks.
+A *block* is the memory of one tensor, or of several that are computed in place of each other, by
+the in-place options of MXNet's planner (``src/nnvm/plan_memory.cc``). Each block is an array of
+MXNet, so the tensors in a block have the same type. If MKLDNN may compute them they have the same
+shape too, because MKLDNN would convert a view of a blocked array.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from memonger.support.kernels import Struct
 
 
 class Rows(Struct):
-    """The nodes of a training step, each after all that it reads."""
+    """The rows of a training step, each after the rows that it reads."""
 
 
 class NodeVariants(Struct):
-    """The forms in which rows can stand in a network's training steps, whatever the schedule."""
+    """The rows that training steps of a network consist of, for all schedules."""
 
     rows: Rows
     forward: int

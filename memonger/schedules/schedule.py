@@ -1,12 +1,12 @@
-"""Schedules: a whole training step in an order of our own, results computed as often as it pays.
+"""Schedules: the order of all operators and gradients of a training step, with recomputation.
 
-Each operator, and each gradient, reads the latest results that it needs. What is saved follows: a
-result is held as long as something will read it before it is computed again, and no longer.
+An operator or a gradient reads the latest result of each operator that it needs. A result is saved
+until its last reader before it is computed again.
 
-A schedule must not change three things, for then results would not be bit-identical: what reads or
-moves the same auxiliary state runs in MXNet's order, which depends on the gradients that are
-wanted; the random draws of an operator happen once; and the outputs of the network are those of the
-first time (they are held to the end).
+A schedule must not change three things, or results would not be bit-identical. Operators that read
+or update the same auxiliary state run in MXNet's order, which depends on the requested gradients.
+An operator draws random numbers only once. The outputs of the network are the first results (they
+are saved to the end).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from memonger.graph.training import NO_NODE, TrainingGraph
 from memonger.support.errors import MemongerError
 from memonger.support.types import Bools, Int32s, Int64s
 
-#: Outputs that a gradient reads from the first time that the operator ran, however often it runs:
-#: the mask of a Dropout, and statistics that are small, so that nothing is run again for them.
+#: Operator -> outputs that its gradient reads from its first run, even if it is recomputed: the
+#: mask of a Dropout, and small statistics, for which nothing needs to be recomputed.
 FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """What one training step runs, in order."""
+    """The operations of one training step, in order."""
 
-    #: ``x``: operator x (a node of the ForwardGraph) runs, for the first time or again;
-    #: ``~x`` (negative): the gradient of operator x runs.
+    #: ``x`` >= 0: operator x (a node of the ForwardGraph) runs, for the first time or again;
+    #: ``~x`` < 0: the gradient of operator x runs.
     operations: Int32s
 
     @staticmethod
     def of(operations: Iterable[int]) -> Schedule:
-        """Make a schedule of these operations."""
+        """Make a schedule from these operations."""
         return Schedule(np.fromiter(operations, dtype=np.int32))
 
     @property
@@ -48,72 +48,82 @@ class Schedule:
         return self.operations[self.operations >= 0]
 
     def recomputed(self, nodes: int) -> Int64s:
-        """Count how often each of so many nodes runs again."""
+        """Return how often each of ``nodes`` nodes is recomputed: (nodes,) of int64."""
         return np.maximum(np.bincount(self.forwards, minlength=nodes) - 1, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What a training step must run, without operators that are merged or that nobody needs."""
+    """The operators and gradients that a training step must run, without merged or unread ones."""
 
     training: TrainingGraph
     operators: tuple[int, ...]  # in the order in which they run for the first time
-    gradients: tuple[int, ...]  # the operators whose gradient runs, in that order
-    inputs: tuple[tuple[int, ...], ...]  # of each node the operators that it reads, each once
-    #: Of each node the operators whose latest result its gradient reads, each once. What it reads
-    #: of the first time (`FIRST_TIME`) is held until then, whatever the schedule.
+    gradients: tuple[int, ...]  # the operators whose gradient runs, in order
+    inputs: tuple[tuple[int, ...], ...]  # of each node: the distinct operators that it reads
+    #: Of each node: the distinct operators whose latest result its gradient reads, without results
+    #: of their first run (`FIRST_TIME`), which every schedule saves.
     reads: tuple[tuple[int, ...], ...]
-    once: Bools  # whether each node must not run again; Dropout may, as its mask is kept
-    forced: Bools  # whether each node is to run again before a gradient reads its result
+    not_recomputable: Bools  # (nodes,); a Dropout is recomputable, from its saved mask
+    forced: Bools  # (nodes,): whether a node must be recomputed before a gradient reads its result
 
 
 def workload(
     training: TrainingGraph, kept: Sequence[int] = (), forced: Sequence[int] = ()
 ) -> Workload:
-    """Find what a training step must run.
+    """Find the operators and gradients that a training step must run.
 
-    The nodes ``kept`` must not run again, and ``forced`` are to, where they may.
-    A network whose gradients cannot all be written out is refused (MemongerError).
+    Parameters
+    ----------
+    training : TrainingGraph
+        The training graph of the network.
+    kept, forced : sequence of int
+        Nodes that must not be recomputed, and nodes that must be if they may.
+
+    Raises
+    ------
+    MemongerError
+        If no schedule can run the network.
     """
     nodes, t = training.graph.nodes, training.arrays
     n, variable = t.forward, t.variable
+    # The gradients of asynchronous operators are Python code, which autograd calls.
     refused = {x: why for x, why in training.unobserved.items() if nodes[x].op not in ASYNCHRONOUS}
     text = "MXNet takes no array for its output; use mx.np.concatenate"
     refused.update({x: text for x, node in enumerate(nodes) if node.op in NOT_INTO_ARRAYS})
     text = "it holds a graph of its own"
     refused.update({x: text for x, node in enumerate(nodes) if node.holds_graph})
-    for x, why in refused.items():  # of those that are asynchronous, autograd calls the Python code
+    for x, why in refused.items():
         raise MemongerError(
             f"node {nodes[x].name!r} ({nodes[x].op}) cannot be part of a schedule: {why}; "
             "how='marks' can plan this network"
         )
     operators = tuple(int(x) for x in t.first if not variable[x])
     if not operators:
-        raise MemongerError("the network has no operators, so there is nothing to schedule")
+        raise MemongerError("the network has no operators, so it has no schedule")
 
     reads = list_reads(t)
 
     def read(rows: Sequence[int]) -> tuple[int, ...]:
-        """List the operators whose latest result these rows read, each once."""
+        """Return the distinct operators whose latest result these rows read."""
         entries = (entry for row in rows for entry in reads[row])
         latest = (x for x, k in entries if x < n and k not in FIRST_TIME.get(nodes[x].op, ()))
         return tuple(x for x in dict.fromkeys(latest) if not variable[x])
 
-    rows = np.unique(t.walk_row[t.walk_row >= 2 * n])  # in the order they were made
+    rows = np.unique(t.walk_row[t.walk_row >= 2 * n])  # in the order of their numbers
     rows_of: dict[int, list[int]] = defaultdict(list)
     for row, x in zip(rows.tolist(), training.origin[rows].tolist()):
         rows_of[x].append(row)
     rows_of.pop(-1, None)
-    once = np.zeros(n, dtype=np.bool_)
+    not_recomputable = np.zeros(n, dtype=np.bool_)
     for x, node in enumerate(nodes):
         if node.op == "RNN":
-            # MKLDNN's remembers where its inputs were, and its gradient reads them there
+            # MKLDNN's RNN stores the addresses of its inputs, and its gradient reads there
             # (src/operator/nn/mkldnn/mkldnn_rnn.cc).
-            once[[x, *(training.same[a] for a, _ in node.inputs)]] = True
+            not_recomputable[[x, *(training.same[a] for a, _ in node.inputs)]] = True
         elif not node.is_variable and node.op != "Dropout":
-            once[x] |= training.graph.why_kept(x) is not None
-    once[list(kept)] = True
-    runs_again = np.isin(np.arange(n), [training.same[x] for x in forced]) & ~once
+            not_recomputable[x] |= training.graph.why_kept(x) is not None
+    not_recomputable[list(kept)] = True
+    runs_again = np.isin(np.arange(n), [training.same[x] for x in forced]) & ~not_recomputable
     runs_again[[x for x, _ in training.graph.heads]] = False
     return Workload(
         training=training,
@@ -121,30 +131,32 @@ def workload(
         gradients=_order_gradients(training, tuple(rows_of)),
         inputs=tuple(read([x]) for x in range(n)),
         reads=tuple(read(rows_of.get(x, [])) for x in range(n)),
-        once=once,
+        not_recomputable=not_recomputable,
         forced=runs_again,
     )
 
 
 def _order_gradients(training: TrainingGraph, operators: tuple[int, ...]) -> tuple[int, ...]:
-    """Put the gradients of operators into an order in which MXNet's results come out.
+    """Return the gradients of operators in an order that gives MXNet's results.
 
-    They keep the order that they have (the last operator's comes first), unless gradients read or
-    move the same auxiliary state. Those run in MXNet's order: depth first, from the gradient of the
-    first argument that wants one (``nnvm::DFSVisit``).
+    The given order (the gradient of the last operator first) is kept, unless gradients read or
+    update the same auxiliary state. Those run in MXNet's order: depth first, from the gradient of
+    the first argument that has one (``nnvm::DFSVisit``).
     """
     states, t = training.graph.moved_states, training.arrays
     if not states:
         return operators
-    unit = training.origin.copy()  # of a row: the operator whose gradient it is part of, or
-    alone = unit == NO_NODE  # itself, where it is a sum of gradients
+    # The unit of a row: the operator whose gradient it is part of, or a unit of its own if it is a
+    # sum of gradients.
+    unit = training.origin.copy()
+    alone = unit == NO_NODE
     unit[alone] = t.forward + np.flatnonzero(alone)
     walk = [row for row in t.walk_row.tolist() if row >= 2 * t.forward]
     before: dict[int, set[int]] = {int(unit[row]): set() for row in walk}
     waits: dict[int, list[int]] = defaultdict(list)
     for row, source in training.waits:
         waits[row].append(source)
-    latest: dict[int, int] = {}  # state -> the latest row that reads or moves it
+    latest: dict[int, int] = {}  # state -> the latest row that reads or updates it
     for row in walk:
         reads = t.read_row[t.read_start[row] : t.read_start[row + 1]].tolist()
         shared = states.intersection(reads)
@@ -156,7 +168,7 @@ def _order_gradients(training: TrainingGraph, operators: tuple[int, ...]) -> tup
         others.discard(x)
         for other in others:
             after[other].append(x)
-    place = {x: k for k, x in enumerate(operators)}  # sums run as soon as they can
+    place = {x: k for k, x in enumerate(operators)}  # sums are not in it, and run first
     ready = [(place.get(x, -1), x) for x in before if not before[x]]
     heapq.heapify(ready)
     order: list[int] = []
@@ -171,14 +183,14 @@ def _order_gradients(training: TrainingGraph, operators: tuple[int, ...]) -> tup
     if len(order) < len(operators):
         names = ", ".join(sorted(repr(training.graph.nodes[a].name) for a in latest))
         raise MemongerError(
-            f"no schedule moves the auxiliary states {names} in MXNet's order; how='marks' can "
-            "plan this network"
+            f"no schedule can update the auxiliary states {names} in MXNet's order; how='marks' "
+            "can plan this network"
         )
     return tuple(order)
 
 
 def check(work: Workload, schedule: Schedule) -> None:
-    """Make sure that a schedule runs all that must run, in its turn (MemongerError)."""
+    """Raise MemongerError unless a schedule runs all operators and gradients in a valid order."""
     order, runs = schedule.operations.tolist(), schedule.forwards.tolist()
     before = order[: next((k for k, x in enumerate(order) if x < 0), len(order))]
     recomputed = [x for x, times in Counter(runs).items() if times > 1]
@@ -186,10 +198,11 @@ def check(work: Workload, schedule: Schedule) -> None:
         tuple(dict.fromkeys(runs)) != work.operators
         or len(set(before)) < len(work.operators)
         or tuple(~x for x in order if x < 0) != work.gradients
-        or work.once[recomputed].any()
+        or work.not_recomputable[recomputed].any()
     ):
         raise MemongerError(
-            "this schedule does not run what the network must run, in its order; plan it anew"
+            "invalid schedule: every operator must run, and gradients must keep MXNet's order; "
+            "plan again"
         )
 
 
@@ -199,15 +212,15 @@ def plain(work: Workload) -> Schedule:
 
 
 def adapt(work: Workload, schedule: Schedule) -> Schedule:
-    """Make a schedule of the same network for other gradients, or another order of them.
+    """Adapt a schedule to other gradients of the same network, or to another order of them.
 
-    What is computed again for a gradient is so right before it. What is computed again for none of
-    them is left out.
+    Results that are recomputed for a gradient are recomputed right before it. Recomputation that no
+    gradient needs is left out.
     """
     operations, ordered = schedule.operations.tolist(), set(work.gradients)
-    latest: dict[int, int] = {}  # operator -> where it runs
-    read: list[list[int]] = []  # of each operation: the runs whose results it reads
-    group_of: dict[int, list[int]] = {}  # gradient -> the runs between the one before it and it
+    latest: dict[int, int] = {}  # operator -> the position of its latest run
+    read: list[list[int]] = []  # of each operation: the positions of the runs that it reads
+    group_of: dict[int, list[int]] = {}  # gradient -> the runs after the gradient before it
     group: list[int] = []
     for k, x in enumerate(operations):
         reads = work.reads[~x] if x < 0 else work.inputs[x]
@@ -222,7 +235,7 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
     done: set[int] = set()
 
     def run(needed: list[int]) -> None:
-        """Run these, and what they read, in the order that they had."""
+        """Add these runs, and those that they read, in their old order."""
         found: set[int] = set()
         while needed:
             k = needed.pop()
@@ -233,7 +246,7 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
         done.update(found)
 
     run([*range(next((k for k, x in enumerate(operations) if x < 0), len(operations)))])
-    others: list[int] = []  # gradients that the schedule does not have: they run before the next
+    others: list[int] = []  # gradients that the schedule lacks run with the next one that it has
     for gradient in work.gradients:
         others.append(~gradient)
         if gradient in group_of:
@@ -244,7 +257,7 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
 
 
 def _without_unread(work: Workload, order: Sequence[int]) -> Schedule:
-    """Make a schedule of these operations, but for what is computed again and never read."""
+    """Make a schedule from these operations, without recomputation that is never read."""
     backwards = list(enumerate(order))[::-1]
     first = {x: k for k, x in backwards}
     needed: set[int] = set()

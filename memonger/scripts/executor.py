@@ -6,7 +6,7 @@ import ctypes
 import re
 from typing import TYPE_CHECKING, Callable, cast
 
-from memonger.gluon.runner import touch
+from memonger.gluon.runner import order_state_readers
 from memonger.graph.forward import INSERTED, RECORD
 from memonger.schedules.execution.plain import PlainNetwork
 from memonger.support.mxnet import mx
@@ -46,7 +46,7 @@ class MarkedExecutor(mx.executor.Executor):
             self._plain.backward(self, out_grads, is_train)
         else:
             super().backward(out_grads, is_train)
-        touch(self.aux_arrays)
+        order_state_readers(self.aux_arrays)
 
     def reshape(self, *args: object, **kwargs: object) -> MarkedExecutor:
         """Make an executor for other shapes."""

@@ -1,4 +1,4 @@
-"""What a training step takes, and what runs in it: read off its replay."""
+"""Memory and recomputation of a training step, computed from its replay."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ from memonger.support.types import Bools, Int64s, Symbol
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What a network takes in training, with its marks or its schedule."""
+    """The memory of a training step of a network, with its marks or its schedule."""
 
-    replay: Replay  # operator by operator
-    bound: int  # MXNet's own total, in whole MB rounded down; that of the replay without a bind
-    inexact: tuple[str, ...]  # why the replay may be wrong
-    held: Held = NOTHING  # by operators, beside the pool
+    replay: Replay
+    #: The pool that MXNet reports after a bind, in whole MB rounded down; without a bind the
+    #: replay's.
+    bound: int
+    inexact: tuple[str, ...]  # why the replay may differ from MXNet
+    held: Held = NOTHING  # memory of operators, beside the pool
 
     @property
     def why_inexact(self) -> str:
         """Why the replay is not exact; empty if it is."""
         replayed = self.replay.pool_bytes // MB
-        differs = f"the replay gives {replayed} MB, and MXNet {self.bound} MB"
+        differs = f"memonger predicts {replayed} MB and MXNet plans {self.bound} MB"
         return "; ".join(self.inexact) or (differs if replayed != self.bound else "")
 
     @property
@@ -50,29 +52,31 @@ class Memory:
 
     @property
     def counted_bytes(self) -> int:
-        """The pool as MXNet counts it: 4 bytes to an element.
+        """The pool in bytes as MXNet counts it: 4 bytes an element.
 
-        Where the replay differs, what is nearest to it of the MB that MXNet reports.
+        Where the replay differs, it is the nearest number of bytes that rounds down to the MB that
+        MXNet reports.
         """
         return min(max(self.replay.pool_bytes, self.bound * MB), self.bound * MB + MB - 1)
 
     @cached_property
     def pool_bytes(self) -> int:
-        """The pool with the real size of elements; in its proportion, where that is not exact."""
+        """The pool in bytes with the real size of elements; scaled if the replay is not exact."""
         real, planned = self.replay.allocated_bytes, max(1, self.replay.pool_bytes)
         return round(self.counted_bytes * real / planned)
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most that is alive at once of ``pool_bytes``.
+        """The most bytes of the pool that are alive at once.
 
-        A replay that is not exact may hold more than MXNet's pool does.
+        They are at most ``pool_bytes``, because a replay that is not exact may hold more than
+        MXNet's pool.
         """
         return min(int(self.live.max(initial=0)), self.pool_bytes)
 
     @cached_property
     def device_bytes(self) -> int:
-        """The bytes of the device, with all that it is bound to and what operators hold."""
+        """The bytes of the device: the pool, the arrays of the bind, and what operators hold."""
         return self._count_device_bytes(self.pool_bytes)
 
     @property
@@ -87,7 +91,7 @@ class Memory:
         return count_device_bytes(self.replay, gradients, self.held, pool_bytes)
 
     def count_saved(self, unplanned: Memory) -> int:
-        """Count the bytes fewer than without a plan."""
+        """Return how many bytes of the pool a plan saves, given the memory without a plan."""
         return unplanned.pool_bytes - self.pool_bytes
 
     @property
@@ -104,18 +108,18 @@ class Memory:
 
     @property
     def operators(self) -> Int64s:
-        """The forward node that each row is, runs again, or whose gradient it is; -1 for none."""
+        """The forward node that each row runs, recomputes or is a gradient of; -1 for none."""
         return self.replay.training.origin
 
     def find_places(self, phase: int) -> Int64s:
-        """Find the places in the order at which operators run in a phase, such as RECOMPUTED."""
+        """Find the positions in the order at which operators run in a phase, such as RECOMPUTED."""
         order = self.replay.order
         phases = self.replay.training.phases[order]
         return np.flatnonzero((phases == phase) & (self.operators[order] >= 0))
 
     @cached_property
     def recomputed(self) -> Int64s:
-        """The operators that are recomputed, as often as they are and in that order."""
+        """The operators that are recomputed, in order; once for each time."""
         return self.operators[self.replay.order[self.find_places(RECOMPUTED)]]
 
     @cached_property
@@ -125,13 +129,13 @@ class Memory:
 
     @cached_property
     def forward_flops(self) -> float:
-        """The FLOPs of all that the forward pass runs, at least 1."""
+        """The FLOPs of the forward pass, at least 1."""
         run = self.operators[self.replay.order[self.find_places(FORWARD)]]
         return max(1.0, float(self.node_flops[run].sum()))
 
     @property
     def recomputed_flops(self) -> float:
-        """The work of what is recomputed, as a share of that of the forward pass."""
+        """The FLOPs of recomputation, as a share of those of the forward pass."""
         return float(self.node_flops[self.recomputed].sum() / self.forward_flops)
 
     @cached_property
@@ -140,34 +144,34 @@ class Memory:
 
     @cached_property
     def live(self) -> Int64s:
-        """Bytes alive while each row runs, by its place in the order."""
+        """Bytes alive while each row runs, by its position in the order."""
         return self.timeline.live_bytes()
 
     @property
     def peak(self) -> int:
-        """The place in the order at which the most is alive."""
+        """The position in the order at which most bytes are alive."""
         return int(np.argmax(self.live))
 
     @property
     def running(self) -> str:
-        """What runs there, in words."""
+        """A description of the row at the peak."""
         return self.replay.training.describe(int(self.replay.order[self.peak]))
 
 
 def predict_marks(training: TrainingGraph, mask: Bools, held: Held = NOTHING) -> Memory:
-    """Replay a network with these operators marked, as if pointwise fusion were off."""
+    """Predict the memory of a network with these operators marked, without pointwise fusion."""
     replayed = replay(training, mask)
     return Memory(replayed, replayed.pool_bytes // MB, training.inexact, held)
 
 
 def predict_step(step: TrainingStep, held: Held = NOTHING) -> Memory:
-    """Predict what a training step of a schedule takes: its arena, and arrays of its outputs."""
+    """Predict the memory of a schedule's training step: its arena and its outputs."""
     placed = step.replay()
     return Memory(placed, placed.pool_bytes // MB, (), held)
 
 
 def predict(request: Request) -> Memory:
-    """Replay a network with the marks or the schedule that it carries."""
+    """Predict the memory of a network with the marks or the schedule that it carries."""
     symbol, grad_req = request.symbol, request.grad_req
     graph = forward_graph(symbol, request.spec)
     if isinstance(symbol, ScheduledSymbol) and symbol.schedule is not None:
@@ -178,13 +182,13 @@ def predict(request: Request) -> Memory:
 
 
 def measure(request: Request) -> Memory:
-    """Replay a network as `predict` does, and bind it."""
+    """Predict the memory of a network as `predict` does, and confirm it by a bind."""
     return confirm(predict(request), request.symbol, request)
 
 
 def confirm(memory: Memory, symbol: Symbol, request: Request) -> Memory:
-    """Have MXNet bind a symbol of which this memory was predicted, and return what it plans."""
-    if isinstance(memory.replay, Placed):  # MXNet plans nothing of it
+    """Bind a symbol whose memory was predicted, and return the memory with MXNet's own total."""
+    if isinstance(memory.replay, Placed):  # MXNet does not plan an arena
         return memory
     wanted = memory.training.wanted
     with trim_heap():
@@ -199,7 +203,7 @@ def find_wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, 
 
 
 def count_state_bytes(budget: Budget, graph: ForwardGraph, request: Request) -> int:
-    """Count the bytes of the optimiser's state, which a budget of the device bounds too."""
+    """Count the bytes of the optimizer's state, which a budget of the device includes."""
     wanted, inputs = find_wanted(graph, request.grad_req), request.spec.shapes
     learned = [a for a in wanted if graph.nodes[a].name not in inputs]
     return round(budget.state * sum(graph.tensors[a][0].elements for a in learned))

@@ -1,7 +1,7 @@
-"""Check how a network is planned, and in what memory.
+"""Check the options of a plan that say how to plan: the kind of plan, the search and the limits.
 
-MXNet takes seconds to import, and reads settings then that a script may still make. So it is
-imported only where a budget depends on a device or an optimizer.
+MXNet takes seconds to import, and reads environment variables then that a script may still set. So
+it is imported only where a budget depends on a device or an optimizer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memonger.support.removed import refuse_removed
 from memonger.support.types import Keywords, NDArray
 
 AUTO = "auto"
-WAYS = ("schedule", "marks", AUTO)
+STRATEGIES = ("schedule", "marks", AUTO)
 PLANNERS = ("smallest", "chen2016")
 KNEE = "knee"
 
@@ -26,30 +26,35 @@ UNITS = {"B": 1, **{prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)}
 UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
 
 
-#: The options of ``memonger.plan`` that the command has: the type of each (or its choices; bool for
-#: a switch, list if it is repeated), its placeholder, its help.
+#: The options of ``memonger.plan`` that the command has: type (or choices; bool for a switch, list
+#: for a repeatable option), placeholder, help.
 OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "type_dict": (dict, "data=float16", "type of an input (default: float32)"),
     "ctx": (str, "DEVICE", "cpu, gpu, gpu(1) or any (default: gpu if MXNet has CUDA, else any)"),
-    "keep": (list, "PATTERN", "operators that are kept: 'stage4_*', '::Activation' (repeatable)"),
-    "recompute": (list, "PATTERN", "operators that are recomputed wherever they may be"),
-    "devices": (int, "N", "that share the batch (default: 1)"),
-    "how": (
-        WAYS,
-        None,
-        "recompute as often as it pays, at most once, or as is possible (auto, the default)",
+    "keep": (
+        list,
+        "PATTERN",
+        "operators not to recompute: 'stage4_*', '::RNN' (repeatable)",
     ),
-    "work": (float, "TIMES", "the most forward work of a step, in forward passes (default: any)"),
-    "budget": (str, "MEMORY", "6GB, 6GiB, bytes, 60%% of that without a plan, device or knee"),
-    "slower_than": (float, "TIMES", "the most time of a step: 1.2 is a fifth more than without"),
-    "budget_of": (("pool", "device"), None, "MXNet's pool (default), or parameters and all else"),
+    "recompute": (list, "PATTERN", "operators to recompute wherever possible (repeatable)"),
+    "devices": (int, "N", "number of devices that share the batch (default: 1)"),
+    "how": (
+        STRATEGIES,
+        None,
+        "schedule: recompute as often as it pays; marks: at most once; auto (default): schedule "
+        "where possible",
+    ),
+    "work": (float, "TIMES", "limit of a step's forward work, in forward passes (default: none)"),
+    "budget": (str, "MEMORY", "6GB, 6GiB, bytes, 60%% of the memory without a plan, device, knee"),
+    "slower_than": (float, "TIMES", "limit of a step's time: 1.2 is a fifth more than without"),
+    "budget_of": (("pool", "device"), None, "limit MXNet's pool (default), or the whole device"),
     "optimizer": (str, "NAME", "with --budget-of device: adam, or sgd,momentum=0.9"),
-    "measure": (bool, None, "measure the time of operators on the device, once"),
-    "gpu": (str, "NAME", "whose times are predicted where none is here: V100, T4, A100 ..."),
-    "patience": (float, "TIMES", "times the usual search (default: 1, or 0.05 under 16 MB)"),
+    "measure": (bool, None, "measure operators on the device instead of predicting their times"),
+    "gpu": (str, "NAME", "GPU whose data sheet predicts times: V100, T4, A100 ..."),
+    "patience": (float, "TIMES", "length of the search (default: 1, or 0.05 under 16 MB)"),
 }
-NAMES = (*OPTIONS, "grad_req", "until", "planner", "ntrial", "rules")  # of all its options
-#: Those that describe the network; the others say how it is planned.
+NAMES = (*OPTIONS, "grad_req", "until", "planner", "ntrial", "rules")  # all options of ``plan``
+#: Options that describe the network; the others say how to plan it.
 OF_NETWORK = ("type_dict", "grad_req", "ctx", "until", "keep", "recompute", "devices")
 
 
@@ -70,14 +75,25 @@ def split_options(
     others: Iterable[str] = (),
     has_shapes: bool = True,
 ) -> tuple[Keywords, Keywords, Keywords]:
-    """Separate options of the network, options of how it is planned, and shapes of inputs.
+    """Split keywords into options of the network, options of the planning, and shapes of inputs.
 
-    ``others`` are options of the call that `plan` does not have.
+    Parameters
+    ----------
+    call : str
+        The name of the call, for messages.
+    keywords : mapping
+        The keywords of the call.
+    lacks : mapping
+        Options of `plan` that the call does not take -> what to do instead.
+    others : iterable of str
+        Options of the call that `plan` does not take, to suggest them for a misspelt name.
+    has_shapes : bool
+        Whether the call takes shapes of inputs as keywords.
 
     Raises
     ------
     MemongerError
-        If an option is unknown, was removed, or if the call ``lacks`` it, for the reason there.
+        If an option is unknown or was removed, or the call does not take it.
     """
     for name, value in keywords.items():
         refuse_removed(f"{name}=")
@@ -98,20 +114,20 @@ def split_options(
 
 @dataclass(frozen=True)
 class Options:
-    """How to plan a network: the keywords of ``memonger.plan`` of these names, checked."""
+    """How to plan a network: keywords of ``memonger.plan``, checked."""
 
     how: str = AUTO
     work: float | None = None
     budget: Budget | None = None
-    knee: bool = False  # where a little more memory stops buying much time (budget='knee')
+    knee: bool = False  # budget='knee': the knee of the Pareto front of memory and time
     slower_than: float | None = None  # the most time of a step, in steps without a plan
     planner: str = "smallest"
     ntrial: int = 6
     rules: bool = True
     measure: bool = False
-    gpu: str | None = None  # whose data sheet tells the times: one of `GPUS`
-    patience: float | None = None  # as the network is worth it
-    lent: Lent | None = None  # memory in which a plan is to fit, whatever else is asked for
+    gpu: str | None = None  # the GPU, one of `GPUS`, whose data sheet predicts times
+    patience: float | None = None  # None: by the size of the network
+    lent: Lent | None = None  # memory of another executor, in which a plan should fit first of all
 
 
 def read_options(  # type: ignore[misc]  # the other keywords are those of Options
@@ -122,23 +138,23 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
     ctx: object = None,
     **keywords: Any,
 ) -> Options:
-    """Check how to plan, as the keywords of ``memonger.plan`` of these names say."""
+    """Check the keywords of ``memonger.plan`` that say how to plan, and return them as Options."""
     options = Options(**keywords)
     planner, patience = options.planner, options.patience
-    if keywords.get("how") is None:  # what marks alone have is asked for, or nothing
+    if keywords.get("how") is None:  # some options exist for marks only
         by_default = AUTO if planner == "smallest" and options.rules else "marks"
         options = replace(options, how=by_default)
     how = options.how
     gpu = USUAL if options.gpu is None else options.gpu
     choices = (
-        ("way (how)", how, WAYS),
+        ("how", how, STRATEGIES),
         ("planner", planner, PLANNERS),
         ("gpu", gpu, GPUS),
     )
     for option, value, names in choices:
         if not isinstance(value, str) or value not in names:
             forms = ", ".join(map(repr, names))
-            raise MemongerError(f"unknown {option} {value!r}; give one of {forms}")
+            raise MemongerError(f"{option}={value!r} is unknown; give one of {forms}")
     limits_time = check_number("slower_than", options.slower_than)
     if limits_time is not None and not limits_time >= 1:
         raise MemongerError(
@@ -149,22 +165,32 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
     if work is not None and not work >= 1:
         raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
     if work is not None and work < 2 and how == "marks":
-        raise MemongerError(f"work={work:g}: marks need up to 2; give that, or how='schedule'")
+        raise MemongerError(
+            f"work={work:g} is not enough for marks, which may run each operator twice; give "
+            "work=2, or how='schedule'"
+        )
     if checked_patience is not None and not 0 < checked_patience <= 1e9:
-        allowed = "must be more than 0 and at most 1e+09 (1 is the usual search)"
+        allowed = "must be more than 0 and at most 1e+09; 1 is the usual length of a search"
         raise MemongerError(f"patience={patience} {allowed}")
     if options.gpu is not None and options.measure:
-        raise MemongerError("measure=True measures a device that is here; leave it out, or gpu=")
+        raise MemongerError(
+            "measure=True measures the device of this machine, and gpu= predicts times by a data "
+            "sheet; leave out one of them"
+        )
     knee = isinstance(budget, str) and budget.strip().lower() == KNEE
     if knee and (budget_of is not None or optimizer is not None):
-        raise MemongerError("budget='knee' bounds no bytes; leave out budget_of and optimizer")
+        raise MemongerError(
+            "budget='knee' is no number of bytes, so that budget_of and optimizer do not apply; "
+            "leave them out"
+        )
     limit = None if knee else read_budget(budget, budget_of, optimizer, ctx)
     taken = {"a schedule": how == "schedule", "a budget": knee or limit is not None}
     taken.update({"slower_than": limits_time is not None, "how='auto'": how == AUTO})
     other = next((name for name, value in taken.items() if value), None)
     if other and (planner != "smallest" or not options.rules):
         raise MemongerError(
-            f"planner={planner!r}, rules={options.rules!r}: {other} takes neither; leave out both"
+            f"planner={planner!r}, rules={options.rules!r} cannot be combined with {other}; leave "
+            "them out"
         )
     return replace(
         options,
@@ -181,28 +207,28 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
 
 @dataclass(frozen=True)
 class Lent:
-    """The memory of a bound executor, which one that is bound to share it uses too."""
+    """The memory of a bound executor that the next one shares (``shared_exec``)."""
 
     nbytes: int
-    is_arena: bool  # whether it is the arena of a schedule, or else a pool of MXNet
+    is_arena: bool  # True: the arena of a schedule; False: a pool of MXNet
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The memory that a plan may take: bytes, or a share of what it takes without a plan."""
+    """The memory that a plan may take: bytes, or a share of the memory without a plan."""
 
     amount: float
     is_share: bool
     of: str  # 'pool' (``Plan.pool_bytes``) or 'device' (``Plan.device_bytes`` and ``state``)
-    state: float  # bytes of an optimiser for each element of a parameter
+    state: float  # bytes of the optimizer's state for each element of a parameter
 
     def limit(self, unplanned: int) -> int:
-        """Return the budget in bytes, of a network that takes ``unplanned`` without a plan."""
+        """Return the budget in bytes; ``unplanned`` is the memory without a plan in bytes."""
         return int(self.amount * unplanned if self.is_share else self.amount)
 
 
 def read_budget(budget: object, of: str | None, optimizer: object, ctx: object) -> Budget | None:
-    """Check a budget as ``memonger.plan`` takes it; None where there is none."""
+    """Check the budget of ``memonger.plan`` and return it; None if there is none."""
     if of not in (None, "pool", "device"):
         raise MemongerError(f"budget_of must be 'pool' or 'device', not {of!r}")
     if budget is None:
@@ -211,19 +237,19 @@ def read_budget(budget: object, of: str | None, optimizer: object, ctx: object) 
         return None
     if isinstance(budget, str) and budget.strip().lower() == "device":
         if of == "pool":
-            raise MemongerError("budget='device' bounds all of the GPU; leave budget_of out")
+            raise MemongerError("budget='device' limits the memory of the GPU; leave budget_of out")
         return Budget(read_free_bytes(ctx), False, "device", measure_state_per_element(optimizer))
     if optimizer is not None and of != "device":
-        raise MemongerError("optimizer= needs budget_of='device'; give that too")
+        raise MemongerError("optimizer= needs budget_of='device'; give both")
     amount, is_share = _read_amount(budget)
     if not (0 < amount <= 1 if is_share else 1 <= amount <= 2**63):
-        allowed = "must be at least one byte and no more than 2**63 bytes, or a share of at most 1"
+        allowed = "must be at least one byte and no more than 2**63 bytes, or a share up to 1"
         raise MemongerError(f"budget={budget!r} {allowed} (100 %); give bytes as an int")
     return Budget(float(amount), is_share, of or "pool", measure_state_per_element(optimizer))
 
 
 def _read_amount(budget: object) -> tuple[float, bool]:
-    """Read an amount of memory: the bytes or the share, and whether it is a share."""
+    """Return an amount of memory, bytes or a share, and whether it is a share."""
     if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
         return budget, not isinstance(budget, numbers.Integral)  # type: ignore[return-value]
     pattern = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+|%)\s*"
@@ -241,19 +267,22 @@ def _read_amount(budget: object) -> tuple[float, bool]:
 
 
 def read_free_bytes(ctx: object) -> float:
-    """Ask the GPU that ``ctx`` names, or the first one, for the memory that is free now."""
+    """Return the free memory, in bytes, of the GPU that ``ctx`` names, or of the first one."""
     from memonger.graph.inputs import check_device, read_devices
     from memonger.support.mxnet import mx
 
     devices = read_devices(ctx)
     device = check_device(mx.gpu(0)) if devices == "gpu" else devices
     if isinstance(device, str) or device.device_type != "gpu":
-        raise MemongerError("budget='device' needs a GPU; say which, with ctx=mx.gpu(0)")
+        raise MemongerError("budget='device' needs a GPU; name one, such as ctx=mx.gpu(0)")
     return float(mx.context.gpu_memory_info(device.device_id)[0])
 
 
 def measure_state_per_element(optimizer: object) -> float:
-    """Measure the state of an optimiser (or its name, or name and parameters), bytes an element."""
+    """Return the bytes of an optimizer's state for each element of a parameter.
+
+    ``optimizer`` is an mx.optimizer.Optimizer, its name, or its name and its parameters.
+    """
     if optimizer is None:
         return 0.0
     from memonger.support.mxnet import mx
@@ -272,7 +301,7 @@ def measure_state_per_element(optimizer: object) -> float:
 
 
 def _count_bytes(state: NDArray) -> int:
-    """Add up the bytes of an optimiser's state: an array, None, or lists of these."""
+    """Add up the bytes of an optimizer's state: an array, None, or lists of these."""
     if isinstance(state, (list, tuple)):
         return sum(map(_count_bytes, state))
     return int(state.size * state.dtype().itemsize) if hasattr(state, "asnumpy") else 0

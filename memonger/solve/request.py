@@ -1,4 +1,4 @@
-"""Check which network is planned, at which shapes and for which devices."""
+"""Check the network of a call: its symbol, its shapes, the operators it names and its devices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from memonger.support.types import Context, Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
 
-#: Attributes of variables that a bind reads (``src/executor/graph_executor.cc``).
+#: The attributes of variables that a bind reads (``src/executor/graph_executor.cc``).
 READ_BY_BIND = {"__shape__", "__dtype__", "__storage_type__", "__ctx_group__"}
 
 
@@ -35,23 +35,25 @@ READ_BY_BIND = {"__shape__", "__dtype__", "__storage_type__", "__ctx_group__"}
 class Request:
     """A network to be planned, its inputs and its devices."""
 
-    symbol: Symbol  # of the network: without marks, and without what an earlier plan added
-    spec: inputs.InputSpec  # of one device's inputs
+    symbol: Symbol  # without marks, and without the nodes of an earlier plan
+    spec: inputs.InputSpec  # of the inputs of one device
     grad_req: dict[str, str]  # 'write', 'add' or 'null' for each argument
-    ctx: Context | str  # for which devices a plan is, as `inputs.read_devices` returns it
-    until: int | None = None  # the node from which on everything is kept
-    keep: Selection = Selection()  # the operators that the user keeps
-    recompute: Selection = Selection()  # and those to be recomputed where that is possible
+    ctx: Context | str  # the devices of the plan, as `inputs.read_devices` returns them
+    until: int | None = None  # this node and all later ones are kept
+    keep: Selection = Selection()  # operators not to recompute
+    recompute: Selection = Selection()  # operators to recompute where that is possible
 
     @property
     def device(self) -> Context:
-        """The device to bind on: the CPU, so that no CUDA context is made, if no GPU is named."""
+        """The device to bind on: if no GPU is named the CPU, which needs no CUDA context."""
         return mx.cpu() if isinstance(self.ctx, str) else inputs.check_device(self.ctx)
 
     def find_timing_device(self, gpu: str | None, measure: bool = False) -> TimedDevice:
-        """Find whose times are meant: those of a GPU by its name in `GPUS`, or of a CPU.
+        """Find the device whose times a plan uses, and whether its operators are measured.
 
-        That is ``gpu`` if it is given. For GPUs it is the first one here; `USUAL` if there is none.
+        It is the GPU named ``gpu`` (one of `GPUS`) if that is given. Otherwise it is the GPU that
+        the plan is for; for any GPU, the first of this machine, or `USUAL` if there is none; and
+        for other devices a nominal CPU.
         """
         ctx = self.device
         if self.ctx == GPU:
@@ -61,26 +63,30 @@ class Request:
         else:
             here = find_sheet(ctx.device_id) if ctx.device_type == GPU else NOMINAL_CPU
         if gpu is not None and self.device_type == CPU:
-            text = f"gpu={gpu!r}: the plan is for {self.devices}; leave out gpu=, or give ctx='gpu'"
-            raise MemongerError(text)
+            raise MemongerError(
+                f"gpu={gpu!r} predicts times of a GPU, but the plan is for {self.devices}; leave "
+                "out gpu=, or give ctx='gpu'"
+            )
         if measure and (ctx is None or gpu not in (None, here)):
-            text = f"measure=True: times are those of gpu={gpu or here!r}, not measured; leave it "
-            raise MemongerError(text + "out, or plan where the GPU is, without gpu=")
+            raise MemongerError(
+                f"measure=True cannot measure {gpu or here!r}, which this machine does not have; "
+                "leave it out, or plan where the GPU is, without gpu="
+            )
         return TimedDevice(gpu or here, ctx if measure else None)
 
     @property
     def device_type(self) -> str:
-        """Where it is trained: 'cpu', 'gpu' or 'any'."""
+        """The type of the devices that train the network: 'cpu', 'gpu' or 'any'."""
         return self.ctx if isinstance(self.ctx, str) else self.ctx.device_type
 
     @property
     def targets(self) -> frozenset[str]:
-        """Where it is trained, as rules take it."""
+        """The devices that train the network, as `recompute.targets_of` returns them."""
         return targets_of(self.device_type)
 
     @property
     def devices(self) -> str:
-        """Where it is trained, in words."""
+        """A description of the devices that train the network."""
         return {ANY: "any device", GPU: "any GPU"}.get(self.ctx, str(self.ctx))
 
 
@@ -94,7 +100,7 @@ def read_call(
     ctx: object = None,
     devices: int = 1,
 ) -> Request:
-    """Check the network of a call as it stands; arguments are those of ``memonger.plan``."""
+    """Check the network of a call, with its marks; arguments are those of ``memonger.plan``."""
     symbol, place = inputs.check_symbol(net), inputs.read_devices(ctx)
     spec = inputs.read_shapes(symbol, shapes, input_shapes or {}, type_dict, devices)
     return Request(symbol, spec, inputs.read_grad_req(symbol.list_arguments(), grad_req), place)
@@ -103,7 +109,7 @@ def read_call(
 def read_arguments(
     call: str, net: object, shapes: object, keywords: Keywords, lacks: Mapping[str, str] = {}
 ) -> tuple[Request, Options]:
-    """Check the arguments of a call that plans, by keyword as ``memonger.plan`` takes them."""
+    """Check the arguments of a call that plans; ``keywords`` are those of ``memonger.plan``."""
     of_network, how, input_shapes = split_options(call, keywords, lacks)
     options = read_options(ctx=of_network.get("ctx"), **how)
     return read_request(net, shapes, input_shapes, **of_network), options
@@ -123,12 +129,12 @@ def read_request(
     recompute: object = None,
     devices: int = 1,
 ) -> Request:
-    """Check the network to plan, what of it is named, and for which devices, as `read_call`."""
+    """Check the network to plan, without its marks, and the operators that the call names."""
     mirroring = os.environ.get("MXNET_BACKWARD_DO_MIRROR", "0")
     if mirroring not in ("", "0"):
         raise MemongerError(
-            f"MXNET_BACKWARD_DO_MIRROR is set to {mirroring!r}: MXNet then recomputes nearly every "
-            "operator, whatever the plan says, and BatchNorm statistics may stop moving; unset it"
+            f"MXNET_BACKWARD_DO_MIRROR={mirroring!r} makes MXNet recompute nearly every operator, "
+            "whatever the plan, and BatchNorm statistics may stop moving; unset it"
         )
     request = read_call(net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, devices=devices)
     symbol = inputs.drop_old_types(request.symbol, request.spec)
@@ -144,9 +150,10 @@ def read_request(
 
 
 def _find_layer(symbol: Symbol, name: object) -> int:
-    """Find the first operator of this name, or with such an output; else one with it in its name.
+    """Find the first operator with this name or an output of this name; raise if there is none.
 
-    A name with ``*`` or ``?`` is a pattern. Copies of the original take parts of names too.
+    A name with ``*`` or ``?`` is a pattern; another name may also be a part of an operator's name,
+    as in the original memonger.
     """
     internals = symbol.get_internals()
     graph = read(internals)
@@ -160,25 +167,25 @@ def _find_layer(symbol: Symbol, name: object) -> int:
         for test in tests:
             for i, text in sorted([*operators, *outputs]):
                 if test(text):
-                    log.info("until=%r is %r", name, nodes[i]["name"])
+                    log.info("until=%r matches operator %r", name, nodes[i]["name"])
                     return i
     names = list(dict.fromkeys(text for _, text in operators))
     some = ", ".join(map(repr, names[len(names) // 2 :][:3]))
     hint = did_you_mean(name, names, f"give the name of one, such as {some}")
-    raise UnmatchedError(f"until={name!r} is no operator of the network{hint}")
+    raise UnmatchedError(f"until={name!r} matches no operator of the network{hint}")
 
 
 def read_structure(symbol: Symbol) -> Json:
-    """Read the graph of a symbol, of its names and attributes only those on which a plan depends.
+    """Return the graph of a symbol, with only the names and attributes on which a plan depends.
 
-    MXNet makes new names of operators each time. Attributes of variables may hold addresses of
-    objects, as ``__init__`` does of Gluon's ``Constant``.
+    MXNet makes new names of operators in each process. Attributes of variables may contain
+    addresses of objects, such as ``__init__`` of Gluon's ``Constant``.
     """
     return _strip(read(symbol))
 
 
-#: Attributes of operators that a bind does not read, and that may differ at each start: MXNet
-#: numbers the first, and the other is the text of an initializer, with its address.
+#: Attributes of operators that a bind does not read and that differ between processes: the first
+#: is numbered, the second contains the address of an initializer.
 MADE_ANEW = ("__subgraph_name__", "__init__")
 
 
@@ -196,13 +203,13 @@ def _strip(graph: Json) -> Json:
 
 
 def read_mxnet_variables() -> dict[str, str]:
-    """Read the environment variables that MXNet reads; an empty one is none to it."""
+    """Return the environment variables of MXNet, which treats an empty variable as unset."""
     with environment():
         return {k: v for k, v in os.environ.items() if v and k.startswith(("MXNET_", "NNVM_"))}
 
 
 def fingerprint(request: Request, options: Options) -> str:
-    """Hash everything that a plan depends on."""
+    """Return a hash of everything that a plan depends on, as the key of a cached plan."""
     inputs_and_devices = request.spec, request.grad_req, str(request.ctx)
     chosen = request.until, request.keep.nodes, request.recompute.nodes
     structure, variables = read_structure(request.symbol), read_mxnet_variables()

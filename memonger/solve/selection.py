@@ -1,4 +1,4 @@
-"""Choose operators of a network by name, by kind, or by a function of each (keep=, recompute=)."""
+"""Select operators of a network by name, by kind or by a function (keep=, recompute=)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from memonger.graph.read import forward_graph, read_nodes
 from memonger.support.errors import MemongerError, UnmatchedError
 from memonger.support.types import Symbol
 
-NEAREST = 3  # names that are shown where a pattern matches none
-KIND, OR = "::", "|"  # what follows the first is a pattern of operators; the second parts patterns
+NEAREST = 3  # names in the message for a pattern without a match
+KIND, OR = "::", "|"  # in front of a pattern of operator kinds; between two patterns
 
 
 class Operator(NamedTuple):
-    """An operator of a network, as a function sees it that chooses operators."""
+    """An operator of a network, as it is passed to a function that selects operators."""
 
     name: str
     op: str  # its kind, such as 'Activation'
     attrs: Attributes  # its parameters, as text
     shapes: tuple[Shape, ...] = ()  # of its outputs
-    nbytes: int = 0  # of these
+    nbytes: int = 0  # of its outputs
 
 
 Operators = Mapping[int, Operator]  # by node
@@ -33,7 +33,7 @@ Selector = Union[str, Callable[[Operator], object], Iterable[object]]
 class Selection(NamedTuple):
     """The operators that an option names."""
 
-    patterns: tuple[str, ...] = ()  # and the names of the operators that a function chose
+    patterns: tuple[str, ...] = ()  # with the names of operators that a function selected
     nodes: tuple[int, ...] = ()  # in execution order
 
 
@@ -54,14 +54,24 @@ def read_operators(symbol: Symbol, spec: InputSpec, *selectors: object) -> Opera
 
 
 def select(option: str, selector: object, operators: Operators) -> Selection:
-    """Find the operators that an option selects: by pattern, function, or a list of these.
+    """Find the operators that the value of an option selects.
+
+    Parameters
+    ----------
+    option : str
+        The name of the option, for messages.
+    selector : str, callable, or list of these
+        A pattern such as ``'stage4_*'`` or ``'::Activation'``, or a function that is called with
+        each `Operator` and returns whether it is selected.
+    operators : mapping
+        Node -> its `Operator`.
 
     Raises
     ------
     UnmatchedError
-        If a pattern matches nothing.
+        If a pattern matches no operator.
     MemongerError
-        If it is none of these.
+        If the selector has another type.
     """
     patterns: dict[str, None] = {}
     chosen: set[int] = set()
@@ -86,7 +96,7 @@ def _list(selector: object) -> list[object]:
 
 
 def _match(option: str, pattern: str, operators: Operators) -> list[int]:
-    """Find the operators that have this name, or else that fit this pattern."""
+    """Find the operators that have this name, or otherwise those that match this pattern."""
     exact = [i for i, operator in operators.items() if operator.name == pattern]
     if exact:
         return exact
@@ -99,12 +109,12 @@ def _match(option: str, pattern: str, operators: Operators) -> list[int]:
             part, choices = ops, [operator.op for operator in operators.values()]
         stem = part.replace("*", "").replace("?", "")
         nearest = difflib.get_close_matches(stem, dict.fromkeys(choices), n=NEAREST, cutoff=0.0)
-        some = ", ".join(map(repr, nearest)) or "none: it has no operators"
+        some = ", ".join(map(repr, nearest)) or "none, for it has no operators"
         text = f"{option}={pattern!r} matches no operator of the network; the nearest are {some}"
         raise UnmatchedError(text)
     return matches
 
 
 def _fits(text: str, pattern: str) -> bool:
-    """Tell whether a text fits one of the patterns between bars; all fit an empty pattern."""
+    """Return whether a text matches one of the patterns between bars; an empty pattern matches."""
     return not pattern or any(fnmatch.fnmatchcase(text, one) for one in pattern.split(OR))

@@ -1,9 +1,9 @@
-"""From a search to a solution: choose a candidate within the limits, and confirm its plan.
+"""Choose a candidate of a search within the limits, and confirm its plan by a bind.
 
-Candidates are in order of their time, or searched for least memory. The bytes of a candidate are a
-lower bound of what it takes (``least_bytes``), and its memory is predicted to the byte only where
-that bound leaves it a chance. So each choice is as if the memory of all candidates was known: with
-more memory a plan is never slower.
+Candidates are sorted by time, or come from a search for least memory. The bytes of a candidate are
+a lower bound of its memory (``least_bytes``). Its exact memory is predicted only if that bound is
+within the limit. So each choice is the same as if the exact memory of all candidates was known, and
+a larger budget never gives a slower plan.
 """
 
 from __future__ import annotations
@@ -48,40 +48,52 @@ from memonger.support.types import Symbol
 
 log = logging.getLogger("memonger")
 
-WORTHWHILE_SAVING = 0.1  # of the memory that a plan must save, where nothing was asked for
-SMALL_SAVING = 0.05  # of the memory: a plan that saves less is explained
+WORTHWHILE_SAVING = 0.1  # share of the memory that a plan must save if the call sets no limits
+SMALL_SAVING = 0.05  # share of the memory: a warning explains plans that save less
 SLACK = 1e-9  # for rounding where work or time is compared
-ONE_MORE_PASS = 2.0  # the forward work of marks, at most: a pass, and another one
+ONE_MORE_PASS = 2.0  # the most forward work of marks, in forward passes
 
-NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
+NO_OPERATORS = "the network has no operators, so the backward pass needs no results"
 WITHOUT_FUSION = (
-    "the memory of this plan is counted without pointwise fusion (on by default on a GPU), with "
-    "which long chains of pointwise operators may take more; ctx=mx.gpu(0) shows what MXNet plans "
-    "there, MXNET_USE_FUSION=0 turns it off, and how='schedule' runs without it"
+    "the memory of this plan is predicted without pointwise fusion (on by default on a GPU), with "
+    "which long chains of pointwise operators may take more; plan with ctx=mx.gpu(0) to measure "
+    "it, set MXNET_USE_FUSION=0, or use how='schedule', which runs without fusion"
 )
-BARE = "a bare plan (rules=False) may abort on a GPU, or give wrong statistics and gradients"
+BARE = (
+    "a bare plan (rules=False) may abort on a GPU, or give wrong statistics and gradients; plan "
+    "with rules=True to train"
+)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A plan that MXNet has bound."""
+    """A candidate that a bind has confirmed, and its symbol."""
 
     strategy: Strategy
     plan: Candidate
     symbol: Symbol  # the planned network
     memory: Memory
-    costs: Mapping[str, int]  # of the plans that were compared, as MXNet counts bytes
+    costs: Mapping[str, int]  # origin of each compared plan -> its pool in bytes, as MXNet counts
     warnings: tuple[str, ...] = ()
     interrupted: bool = False
-    declined: str = ""  # why a plan that was found is not taken
-    is_fastest: bool = False  # of the plans that take no more memory
+    declined: str = ""  # why the network is returned without the plan that was found
+    is_fastest: bool = False  # whether no plan that takes no more memory is faster
 
 
 @no_collection()
 def solve(request: Request, options: Options) -> Solution:
-    """Search for the smallest plan, or for the fastest within the budget, and confirm it."""
+    """Search for the plan that the options ask for, and confirm it.
+
+    That is the plan of least memory, the fastest within a budget, the smallest within a limit of
+    time, or without any of these limits a plan that is worth its time (`_judge`).
+
+    Raises
+    ------
+    BudgetError
+        If no plan that was found is within the limits.
+    """
     limits = options.budget, options.slower_than, options.work
     if options.how != AUTO or options.knee or limits != (None,) * 3:
         return plan_by(request, options, solve_by)
@@ -90,9 +102,9 @@ def solve(request: Request, options: Options) -> Solution:
 
 
 def plan_by(request: Request, options: Options, find: Callable[[Strategy], T]) -> T:
-    """Plan by marks or by schedules, as ``how`` says.
+    """Call ``find`` with the strategy that ``how`` names.
 
-    With 'auto' that is by schedules, and by marks only where no schedule can hold the network.
+    With 'auto' that is schedules, or marks if no schedule can hold the network.
     """
     refusal = None
     if options.how in ("schedule", AUTO):
@@ -112,7 +124,7 @@ def plan_by(request: Request, options: Options, find: Callable[[Strategy], T]) -
 def solve_by(
     strategy: Strategy, judge: Callable[[Strategy, Solution], Solution] | None = None
 ) -> Solution:
-    """Choose what the options ask for of the plans that a search finds, and confirm it."""
+    """Search by one strategy, choose the plan that the options ask for, and confirm it."""
     options = strategy.options
     if options.lent is not None and not strategy.forced:
         solution = _find_fitting(strategy, options.lent)
@@ -136,14 +148,15 @@ def _find_smallest(strategy: Strategy) -> Solution:
 
 
 def find_fastest(strategy: Strategy, search: Callable[[], SearchResult]) -> Solution:
-    """Find the fastest plan within the budget: none, or one of those that are searched for.
+    """Find the fastest plan within the budget; no plan at all if the network fits without one.
 
-    Raises BudgetError if none fits; KeyboardInterrupt if they are all that the user waited for.
+    Raises BudgetError if no plan fits, and KeyboardInterrupt if none fits because the user has
+    interrupted the search.
     """
-    unplanned = strategy.measure_unplanned()
+    unplanned = strategy.unplanned
     whole = strategy.count_bytes(unplanned)
     if whole <= strategy.find_limit() and not strategy.forced:
-        log.info("the budget allows the network as it is, so nothing is recomputed")
+        log.info("the network fits the budget without a plan, so nothing is recomputed")
         return _confirm(strategy, strategy.make_no_plan())
     limit = min(strategy.find_limit(), whole)
     searched = search()
@@ -153,7 +166,7 @@ def find_fastest(strategy: Strategy, search: Callable[[], SearchResult]) -> Solu
     if solution is None:
         raise _describe_too_little(strategy, limit, searched.plans)
     if searched.interrupted:
-        text = "interrupted: this is the fastest plan that fits of those found so far"
+        text = "interrupted: returning the fastest plan within the budget that was found so far"
         solution = replace(solution, interrupted=True, warnings=(*solution.warnings, text))
     most = strategy.options.slower_than
     if most is None or _slowdown(solution.plan) <= most + SLACK:
@@ -161,16 +174,19 @@ def find_fastest(strategy: Strategy, search: Callable[[], SearchResult]) -> Solu
     within, takes = _find_within_time(strategy, searched), strategy.count_bytes(solution.memory)
     raise BudgetError(
         f"no plan was found that takes at most {format_bytes(strategy.find_limit())} and at most "
-        f"{most:g} times the time: the fastest within the memory takes {format_bytes(takes)} and "
-        f"{_slowdown(solution.plan):.3f} times the time, the smallest within the time "
-        f"{format_bytes(strategy.count_bytes(within.memory))} and {_slowdown(within.plan):.3f} "
-        "times; give more memory or more time",
+        f"{most:g} times the time without a plan; the fastest within the memory takes "
+        f"{format_bytes(takes)} and {_slowdown(solution.plan):.3f} times the time, the smallest "
+        f"within the time takes {format_bytes(strategy.count_bytes(within.memory))} and "
+        f"{_slowdown(within.plan):.3f} times the time; give more memory or more time",
         takes,
     )
 
 
 def _find_within_time(strategy: Strategy, searched: SearchResult) -> Solution:
-    """Find the smallest plan within the limit of time, or the knee of the Pareto front."""
+    """Find the smallest plan within the limit of time, or the knee of the Pareto front.
+
+    Raises BudgetError if no plan is within the limits.
+    """
     options, plans = strategy.options, searched.plans
     most = math.inf if options.slower_than is None else options.slower_than + SLACK
     if options.knee:
@@ -193,10 +209,10 @@ def _find_within_time(strategy: Strategy, searched: SearchResult) -> Solution:
 
 
 def _sort_by_knee(plans: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Sort the Pareto front by the distance from its ideal point: the least of both costs.
+    """Sort the Pareto front by the distance from its ideal point, the least memory and least time.
 
-    Both are scaled to [0, 1]. The nearest is the knee: beyond it, little of one buys much less of
-    the other (Zeleny 1973, "Compromise programming").
+    Both are scaled to [0, 1]. The nearest plan is the knee of the front (Zeleny 1973, "Compromise
+    programming").
     """
     front = pareto_front(plans, by_added_time)
     costs = np.array([by_added_time(plan) for plan in front], dtype=np.float64)
@@ -206,12 +222,12 @@ def _sort_by_knee(plans: Sequence[Candidate]) -> Sequence[Candidate]:
 
 
 def _slowdown(plan: Candidate) -> float:
-    """Return the time of a step with a plan, as predicted, in steps without one."""
+    """Return the predicted time of a step with a plan, as a multiple of one without."""
     return 1 + (plan.added_time or 0.0)
 
 
 def _predict(strategy: Strategy, plan: Candidate) -> Memory | None:
-    """Predict the memory of a plan; None if it takes too much work, or other layouts."""
+    """Predict the memory of a plan; None if it exceeds the limit of work or changes layouts."""
     most = math.inf if strategy.options.work is None else strategy.options.work + SLACK
     with contextlib.suppress(LayoutMismatch):
         memory = strategy.predict_memory(plan)
@@ -222,7 +238,7 @@ def _predict(strategy: Strategy, plan: Candidate) -> Memory | None:
 def choose_smallest(
     strategy: Strategy, plans: Iterable[Candidate]
 ) -> tuple[Candidate, Memory] | tuple[None, None]:
-    """Choose the plan that is predicted to take the least memory, of those that are allowed."""
+    """Return the plan with the least predicted memory, and that memory; None if none is allowed."""
     best: tuple[Candidate, Memory] | tuple[None, None] = None, None
     for plan in sorted(plans, key=by_memory):
         if best[1] is not None and plan.pool_bytes >= best[1].pool_bytes:
@@ -234,22 +250,23 @@ def choose_smallest(
 
 
 def _confirm_first(strategy: Strategy, plans: Iterable[Candidate], limit: float) -> Solution | None:
-    """Confirm the first plan that takes at most ``limit`` of the bytes that the budget bounds."""
+    """Confirm the first plan that takes at most ``limit`` bytes, as the budget counts them."""
     for plan in plans:
         memory = _predict(strategy, plan) if strategy.least_bytes(plan) <= limit else None
         if memory is not None and strategy.count_bytes(memory) <= limit:
             solution = _confirm(strategy, plan)
-            if strategy.count_bytes(solution.memory) <= limit:  # MXNet may count otherwise
+            if strategy.count_bytes(solution.memory) <= limit:  # MXNet's own count may be larger
                 return solution
     return None
 
 
 def _judge(strategy: Strategy, solution: Solution) -> Solution:
-    """Return a plan that is worth its time: this one, or what runs nothing again, or no plan.
+    """Return a plan that is worth its time: this one, one that recomputes nothing, or no plan.
 
-    It saves at least `WORTHWHILE_SAVING` of the memory, and as large a share of it as it adds time.
+    A plan is worth its time if it saves at least `WORTHWHILE_SAVING` of the memory, and at least as
+    large a share of the memory as it adds to the time.
     """
-    unplanned = strategy.measure_unplanned()
+    unplanned = strategy.unplanned
     if solution.interrupted or strategy.forced or solution.memory is unplanned:
         return solution
     reasons = []
@@ -267,19 +284,19 @@ def _judge(strategy: Strategy, solution: Solution) -> Solution:
 
 
 def _confirm_plain(strategy: Strategy) -> Solution | None:
-    """Place the tensors of the network without recomputation; None where that is not possible."""
+    """Confirm the schedule that recomputes nothing; None where no schedule is possible."""
     if isinstance(strategy, Schedules) and _predict(strategy, strategy.make_plain()):
         return _confirm(strategy, strategy.make_plain())
     return None
 
 
 def _find_fitting(strategy: Strategy, lent: Lent) -> Solution | None:
-    """Find the fastest plan that fits into the memory of another executor; None if none does.
+    """Find the fastest plan that fits into the memory of another executor; None if none fits.
 
-    A network without a plan shares the pool of MXNet, and a schedule shares an arena.
+    A network without a plan can share a pool of MXNet, and a schedule can share an arena.
     """
     if not lent.is_arena:
-        fits = strategy.measure_unplanned().pool_bytes <= lent.nbytes
+        fits = strategy.unplanned.pool_bytes <= lent.nbytes
         return _confirm(strategy, strategy.make_no_plan()) if fits else None
     plain = _confirm_plain(strategy)
     if plain is None or not isinstance(strategy, Schedules):
@@ -287,13 +304,13 @@ def _find_fitting(strategy: Strategy, lent: Lent) -> Solution | None:
     arena, *outputs = plain.memory.replay.block_bytes().tolist()
     if arena <= lent.nbytes:
         return plain
-    # Buckets come by the dozen, and there is no less memory to be found than is there already.
+    # The search is short, because buckets come by the dozen and need not fit into less memory.
     searched = strategy.search_by_time(strategy.options.patience or SMALL_PATIENCE)
     return _confirm_first(strategy, searched.plans, lent.nbytes + sum(outputs))
 
 
 def estimate_schedule(request: Request) -> int | None:
-    """Estimate what a schedule takes that does at most as much work as marks; None: it has none."""
+    """Estimate the bytes of a schedule with at most the work of marks; None if there is none."""
     try:
         return Schedules(request, Options(how="schedule")).estimate_least(ONE_MORE_PASS)
     except (MemongerError, KeyboardInterrupt):
@@ -301,33 +318,33 @@ def estimate_schedule(request: Request) -> int | None:
 
 
 def confirm_or_none(strategy: Strategy, plan: Candidate) -> Solution:
-    """Confirm one plan; the network as it is where that saves nothing, or cannot be carried out."""
+    """Confirm a plan; return no plan where it saves nothing or MKLDNN's layouts do not allow it."""
     try:
         is_plan = plan.schedule or plan.recomputes
         solution = _confirm(strategy, plan if is_plan else strategy.make_no_plan())
     except LayoutMismatch:
         return _confirm(strategy, strategy.make_no_plan())
-    if solution.memory.count_saved(strategy.measure_unplanned()) > 0:
+    if solution.memory.count_saved(strategy.unplanned) > 0:
         return solution
     return replace(_confirm(strategy, strategy.make_no_plan()), warnings=solution.warnings)
 
 
 def _confirm(strategy: Strategy, plan: Candidate) -> Solution:
-    """Make a plan into a symbol, and have MXNet confirm its memory with one bind."""
-    unplanned, warnings = strategy.measure_unplanned(), []
+    """Make the symbol of a plan, and confirm its memory by one bind."""
+    unplanned, warnings = strategy.unplanned, []
     if plan.schedule is None and not plan.recomputes:
         symbol, memory = marks.clear(strategy.request.symbol), unplanned
     else:
         plan, symbol, memory = strategy.bind_plan(plan)
         log.info("Find best plan with cost=%s MB", memory.bound)
         request = strategy.request
-        is_on_gpu = request.device.device_type == GPU  # then MXNet has told what fusion takes
+        is_on_gpu = request.device.device_type == GPU  # then the bind was with fusion
         if plan.schedule is None and fuses(request.targets) and not is_on_gpu:
             warnings.append(WITHOUT_FUSION)
     if unplanned.exact and not memory.inexact and not memory.exact:
         replayed = memory.replay.pool_bytes
         text = f"the memory of this {strategy.noun} was predicted as {replayed / MB:.1f} MB, but "
-        warnings.append(text + f"MXNet plans {memory.bound} MB for it; the plan has MXNet's figure")
+        warnings.append(text + f"MXNet plans {memory.bound} MB; the plan reports MXNet's figure")
     costs = {"no plan": unplanned.counted_bytes, plan.origin: memory.counted_bytes}
     is_fastest = plan.added_time is not None
     if not is_fastest:
@@ -336,39 +353,35 @@ def _confirm(strategy: Strategy, plan: Candidate) -> Solution:
 
 
 def _advise(strategy: Strategy, solution: Solution) -> Solution:
-    """Warn of what the user should know; return the network as it is where no plan helps."""
-    memory, unplanned = solution.memory, strategy.measure_unplanned()
+    """Add warnings to a solution; return the network without a plan if the plan saves nothing."""
+    memory, unplanned = solution.memory, strategy.unplanned
     cost, before = format_size(memory.counted_bytes), format_size(unplanned.counted_bytes)
     saved, warnings = memory.count_saved(unplanned), [*solution.warnings]
     pool, useless = unplanned.pool_bytes, saved <= 0
     if not strategy.options.rules:
         warnings.append(BARE)
     if solution.interrupted:
-        text = f"interrupted: this is the best {strategy.noun} that was found so far, of {cost}"
+        text = f"interrupted: returning the smallest {strategy.noun} that was found so far: {cost}"
         warnings.append(f"{text} ({before} without a plan)")
     if isinstance(strategy, Original):
-        useless = False  # as it is asked for
+        useless = False  # the original returns its plan in any case
         if not strategy.hints:
             text = "the network has no mirror_stage marks, so the original planner cannot cut it"
             warnings.append(f"{text}; planner='smallest' needs none")
         if saved < 0:
-            text = f"this plan needs more memory ({cost}) than the network as it is ({before})"
-            warnings.append(f"{text}, which planner='smallest' never does")
+            text = f"this plan needs more memory ({cost}) than the network without it ({before})"
+            warnings.append(f"{text}; planner='smallest' never returns such a plan")
     elif saved <= 0:
         of = " that recomputes what recompute= names" if strategy.forced else ""
-        text = f"no plan{of} costs less than the network as it is ({before}), so it is returned"
+        text = f"no plan{of} saves memory ({before} without a plan), so the network is returned"
         warnings.append(f"{text} unmarked: {_explain_little(strategy)}")
     elif saved < SMALL_SAVING * pool:
         text = f"the plan saves {100 * saved / pool:.1f} % of {format_size(pool)}"
         warnings.append(f"{text}: {_explain_little(strategy)}")
-    if (
-        saved < SMALL_SAVING * pool
-        and strategy.noun == "plan"
-        and strategy.build_rules().watches_layouts
-    ):
-        text = "operators are kept so that MKLDNN lays out and rounds tensors as without a plan"
+    if saved < SMALL_SAVING * pool and strategy.noun == "plan" and strategy.rules.watches_layouts:
+        text = "some operators are kept so that MKLDNN uses the same layouts as without a plan, "
         others = "how='schedule', ctx='gpu' (a plan for GPUs) or MXNET_MKLDNN_ENABLED=0"
-        warnings.append(f"{text}; {others} may allow more")
+        warnings.append(f"{text}and rounds alike; {others} may save more")
     if useless:
         none = _confirm(strategy, replace(strategy.make_no_plan(), added_time=None))
         solution = replace(none, costs=solution.costs, interrupted=solution.interrupted)
@@ -376,7 +389,7 @@ def _advise(strategy: Strategy, solution: Solution) -> Solution:
 
 
 def describe_slowest(memory: Memory) -> str:
-    """Name the most work that is recomputed with no gradient between: its first and last node."""
+    """Describe the most work that is recomputed in one run, with no gradient in between."""
     places, nodes, flops = memory.find_places(RECOMPUTED), memory.recomputed, memory.node_flops
     if not len(places):
         return ""
@@ -390,10 +403,10 @@ def describe_slowest(memory: Memory) -> str:
 
 
 def describe_unmet(strategy: Strategy, plan: Candidate) -> dict[str, str]:
-    """Describe of each operator that the user wants recomputed, and that is not, why."""
+    """Return why operators that ``recompute=`` names are not recomputed: name -> reason."""
     nodes, until = strategy.graph.nodes, strategy.request.until
     heads, again = {x for x, _ in strategy.graph.heads}, plan.recomputed(len(nodes))
-    rules, kept = strategy.build_rules().reasons, {*strategy.request.keep.nodes}
+    rules, kept = strategy.rules.reasons, {*strategy.request.keep.nodes}
     reasons = {}
     for x in strategy.request.recompute.nodes:
         if again[x]:
@@ -408,31 +421,31 @@ def describe_unmet(strategy: Strategy, plan: Candidate) -> dict[str, str]:
         elif rule and not (plan.schedule and nodes[x].op == "Dropout"):
             reason = rule
         elif plan.origin == NO_PLAN:
-            reason = "no plan that does so takes less memory than none"
+            reason = "no plan that recomputes it saves memory"
         elif plan.schedule:
-            reason = "no gradient reads it, so it is not held"
+            reason = "no gradient reads it, so it is not saved"
         else:
-            reason = "nothing in the backward pass reads it, or what reads it must find it as it is"
+            reason = "the backward pass does not read it, or must read the original"
         reasons[nodes[x].name] = reason
     return dict(sorted(reasons.items()))
 
 
 def _explain_little(strategy: Strategy) -> str:
-    """Explain why no plan of a network helps much."""
+    """Return why no plan of a network saves much memory."""
     rules, until, least = (
-        strategy.build_rules(),
+        strategy.rules,
         strategy.request.until,
-        strategy.find_lower_bound(),
+        strategy.lower_bound,
     )
     nodes = strategy.graph.nodes
     ruled = kept_summary((nodes[i].op, why) for i, why in rules.reasons.items())
     if not strategy.graph.operators:
         return NO_OPERATORS
     if not rules.allowed.any() and until is not None:
-        return f"nothing that could be recomputed comes before {nodes[until].name!r}"
+        return f"no operator before {nodes[until].name!r} (until=) may be recomputed"
     if not rules.allowed.any():
         return f"every operator must be kept ({ruled})"
-    text = f"of the {format_size(strategy.measure_unplanned().peak_bytes)} of the peak, "
+    text = f"the peak is {format_size(strategy.unplanned.peak_bytes)}; "
     if ruled and least.nbytes > least.own_bytes:
         over = format_size(least.nbytes - least.own_bytes)
         text += f"{over} must not be recomputed ({ruled}), and "
@@ -445,27 +458,26 @@ def format_bytes(nbytes: float) -> str:
 
 
 def _describe_too_little(strategy: Strategy, limit: int, plans: Sequence[Candidate]) -> BudgetError:
-    """Describe that no plan fits into ``limit``: what the smallest needs, and where it peaks."""
+    """Make the error for a limit that no plan fits: what the smallest needs, and where it peaks."""
     work, least, unplanned = (
         strategy.options.work,
-        strategy.find_lower_bound(),
-        strategy.measure_unplanned(),
+        strategy.lower_bound,
+        strategy.unplanned,
     )
     _, smallest = choose_smallest(strategy, plans)
     memory = min((m for m in (smallest, unplanned) if m is not None), key=strategy.count_bytes)
     nbytes, pool = strategy.count_bytes(memory), memory.pool_bytes
-    text = f"was found that needs at most {format_bytes(limit)}"
-    if work is not None:
-        text = f"of work={work:g} {text}; give more memory or more work"
-    text = f"no plan {text}; the smallest needs {format_bytes(nbytes)}."
+    of, more = ("", "") if work is None else (f" with work={work:g}", " or more work")
+    text = f"no plan{of} was found that needs at most {format_bytes(limit)}; the smallest needs "
+    text += f"{format_bytes(nbytes)}; give more memory{more}."
     most = int(memory.live[memory.peak])
-    # More is alive than the pool takes where a schedule's results lie where a gradient will be.
+    # A schedule may keep results in the arrays of gradients, outside of the pool.
     if 0 < most <= pool:
         text += f" Its peak of {format_size(most)} is in {memory.running}."
     if least.operator >= 0 and least.nbytes <= pool:
-        text += f" No plan can do with less than {format_size(least.nbytes)} alive at once, for "
-        text += f"{least.name(strategy.graph.nodes)} needs them."
+        text += f" Every plan needs at least {format_size(least.nbytes)} at once, for "
+        text += f"{least.name(strategy.graph.nodes)}."
     if nbytes != pool:
-        text += f" {format_bytes(nbytes - pool)} of it are parameters, gradients, inputs and the "
-        text += "optimizer's state, and what operators hold."
+        text += f" {format_bytes(nbytes - pool)} of it are parameters, gradients, inputs, the "
+        text += "optimizer's state and arrays that operators hold."
     return BudgetError(text, nbytes)

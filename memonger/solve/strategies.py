@@ -1,6 +1,6 @@
-"""The two ways to plan, marks and schedules: what plans cost, how they are found and bound.
+"""The two strategies, marks and schedules: search for plans, predict their memory, bind them.
 
-All calls of the planners are here.
+No other module calls the planners.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 from dataclasses import replace
-from typing import Callable, Hashable, Iterable, Sequence, TypeVar, Union
+from typing import Callable, Hashable, Iterable, Sequence, Union
 
 import numpy as np
 
@@ -59,34 +59,19 @@ from memonger.support.parallel import progress_bar
 from memonger.support.types import Bools, Doubles, Symbol
 
 log = logging.getLogger("memonger")
-S = TypeVar("S")
-T = TypeVar("T")
 
-#: Where the pool has fewer bytes there is little to save, and such networks often come by the
-#: dozen (a bucket each): they are planned with this patience.
+#: A pool of fewer bytes is planned with this patience: there is little to save, and such networks
+#: often come by the dozen (one for each bucket).
 SMALL, SMALL_PATIENCE = 16 * MB, 0.05
 
 _searches: Latest[SearchResult] = Latest(128)
 
 
-def once(method: Callable[[S], T]) -> Callable[[S], T]:
-    """Make a method that runs once for each object, and then returns the same result."""
-    name = f"_{method.__name__}"
-
-    @functools.wraps(method)
-    def call(self: S) -> T:
-        if name not in vars(self):
-            vars(self)[name] = method(self)
-        return vars(self)[name]
-
-    return call
-
-
-class _Network:
-    """A network that is to be planned in one of two ways: its graphs, its rules, its costs."""
+class _BaseStrategy:
+    """What both strategies share: the graphs of a network, its rules, its memory and its times."""
 
     noun = "plan"
-    for_all = True  # whether a plan must be right whatever gradients are asked for
+    for_all = True  # whether a plan must be valid for other gradients than the requested ones too
 
     def __init__(self, request: Request, options: Options) -> None:
         self.timed_on = request.find_timing_device(options.gpu, options.measure)
@@ -96,23 +81,23 @@ class _Network:
         self.graph = graph = forward_graph(request.symbol, request.spec)
         refuse(graph)
         if any(RECORD in node.hidden for node in graph.nodes):
-            log.info("the network has force_mirroring marks; they are planned anew")
+            log.info("the network has force_mirroring marks, which the plan replaces")
         self.hints = marks.read_hints(graph)  # the user's ``mirror_stage``
         wanted, shapes = find_wanted(graph, request.grad_req), request.spec.shapes
-        # Module asks for no gradients of its data and labels, which leaves fewer readers.
+        # Module requests no gradients of data and labels, so that fewer operators read results.
         parameters = tuple(a for a in graph.arguments if graph.nodes[a].name not in shapes)
         others = sorted({graph.arguments, parameters} - {wanted}) if self.for_all else []
         self.trainings = training_graphs(graph, [wanted, *others])
         self.training = self.trainings[0]  # with the gradients that the user wants
         self.no_marks = np.zeros(len(graph.nodes), dtype=np.bool_)
         until = len(graph.nodes) if request.until is None else request.until
-        #: The nodes that the user keeps, and those that are to be recomputed.
+        #: The nodes that the user keeps, and those that the user wants recomputed.
         kept = {*range(until, len(graph.nodes)), *request.keep.nodes}
         self.kept, self.forced = sorted(kept), sorted({*request.recompute.nodes} - kept)
 
-    @once
-    def build_rules(self) -> Rules:
-        """Build the rules for marks."""
+    @functools.cached_property
+    def rules(self) -> Rules:
+        """The rules for marks."""
         kind = Rules if self.options.rules else NoRules
         rules = kind(self.trainings, self.request.targets, self.kept, self.forced)
         reasons = [(self.graph.nodes[i].op, why) for i, why in rules.reasons.items()]
@@ -120,36 +105,36 @@ class _Network:
             log.info("kept by rule: %s", kept_summary(reasons))
         return rules
 
-    @once
-    def predict_unplanned(self) -> Memory:
-        """Replay the network without a plan."""
-        return predict_marks(self.training, self.no_marks, self.find_held())
+    @functools.cached_property
+    def predicted_unplanned(self) -> Memory:
+        """The memory of the network without a plan, predicted."""
+        return predict_marks(self.training, self.no_marks, self.held)
 
-    @once
-    def measure_unplanned(self) -> Memory:
-        """Replay the network without a plan, and bind it once."""
-        memory = confirm(self.predict_unplanned(), self.request.symbol, self.request)
+    @functools.cached_property
+    def unplanned(self) -> Memory:
+        """The memory of the network without a plan, confirmed by one bind."""
+        memory = confirm(self.predicted_unplanned, self.request.symbol, self.request)
         if not memory.exact:
-            log.info("The memory of plans is known to the MB only, because %s", memory.why_inexact)
+            log.info("the memory of plans is known to the MB only, because %s", memory.why_inexact)
         return memory
 
-    @once
-    def find_held(self) -> Held:
-        """Find what operators hold in training, on a GPU where that may be the device."""
+    @functools.cached_property
+    def held(self) -> Held:
+        """The memory that operators hold in training, on a GPU if the device may be one."""
         gpu = self.request.device_type in (GPU, ANY)
         mkldnn = not gpu and has_mkldnn(self.request.device)
         return find_held(self.graph, GPU if gpu else CPU, mkldnn)
 
-    @once
-    def find_lower_bound(self) -> LowerBound:
-        """Find the memory that no plan can do without."""
+    @functools.cached_property
+    def lower_bound(self) -> LowerBound:
+        """The memory that every plan needs at least."""
         return find_lower_bound(self.training, None if self.options.rules else ())
 
-    @once
-    def time_operators(self) -> Times:
-        """Predict, or measure, the seconds that operators take without a plan."""
+    @functools.cached_property
+    def times(self) -> Times:
+        """The seconds of the operators without a plan, predicted or measured."""
         if self.options.gpu is not None:
-            text = "Predicting times from the data sheet of %r; set gpu= for another."
+            text = "predicting times from the data sheet of %r; set gpu= for another"
             log.info(text, self.options.gpu)
         return find_times(self.training, self.timed_on)
 
@@ -158,36 +143,41 @@ class _Network:
         times = find_times(memory.training, self.timed_on)
         return float(times.forward[memory.recomputed].sum() / times.step)
 
-    @once
-    def choose_patience(self) -> float:
-        """Choose how long a search is, as a multiple of the usual."""
+    @functools.cached_property
+    def patience(self) -> float:
+        """The length of a search, as a multiple of the usual length."""
         if self.options.patience is not None:
             return self.options.patience
-        nbytes = self.measure_unplanned().pool_bytes
+        nbytes = self.unplanned.pool_bytes
         if nbytes >= SMALL:
             return 1.0
-        text = "the network takes %s without a plan, less than %s, so that it is planned with "
-        log.info(text + "patience=%g", format_size(nbytes), format_size(SMALL), SMALL_PATIENCE)
+        log.info(
+            "the network takes %s without a plan, less than %s: planning with patience=%g; set "
+            "patience= for a longer search",
+            format_size(nbytes),
+            format_size(SMALL),
+            SMALL_PATIENCE,
+        )
         return SMALL_PATIENCE
 
     def make_no_plan(self) -> Candidate:
-        """Make the candidate that leaves the network as it is."""
-        nbytes = self.measure_unplanned().pool_bytes
+        """Make the candidate that leaves the network without a plan."""
+        nbytes = self.unplanned.pool_bytes
         return Candidate(nbytes, 0.0, MarkPlan(self.no_marks), NO_PLAN, added_time=0.0)
 
     def count_bytes(self, memory: Memory) -> int:
-        """Return the bytes of a plan that the budget bounds."""
+        """Return the bytes of a plan as the budget counts them: of the pool, or of the device."""
         budget = self.options.budget
         if budget is None or budget.of == "pool":
             return memory.pool_bytes
         return memory.device_bytes + count_state_bytes(budget, self.graph, self.request)
 
     def least_bytes(self, plan: Candidate) -> int:
-        """Return what a plan takes at least of the bytes that the budget bounds.
+        """Return a lower bound of `count_bytes`.
 
-        The tensors of a schedule that are alive at once may take a larger arena.
+        The arena of a schedule may be larger than what is alive at once.
         """
-        budget, unplanned = self.options.budget, self.measure_unplanned()
+        budget, unplanned = self.options.budget, self.unplanned
         if budget is None or budget.of == "pool":
             return plan.pool_bytes
         beside = unplanned.beside_bytes + count_state_bytes(budget, self.graph, self.request)
@@ -196,17 +186,17 @@ class _Network:
     def find_limit(self) -> int:
         """Return the budget in bytes."""
         assert self.options.budget is not None
-        return self.options.budget.limit(self.count_bytes(self.measure_unplanned()))
+        return self.options.budget.limit(self.count_bytes(self.unplanned))
 
 
-class Marks(_Network):
-    """Marks on the operators, by which each result is recomputed at most once."""
+class Marks(_BaseStrategy):
+    """Marks on operators, with which MXNet recomputes each result at most once."""
 
     def search_smallest(self) -> SearchResult:
-        """Search for the plan of least memory; behind it are others that the search has met."""
-        hints, rules, ntrial = self.hints, self.build_rules(), self.options.ntrial
-        effort = marks_search.EFFORT.times(self.choose_patience())
-        seconds = self.time_operators().forward
+        """Search for the plan of least memory; it comes first, others of the search follow."""
+        hints, rules, ntrial = self.hints, self.rules, self.options.ntrial
+        effort = marks_search.EFFORT.times(self.patience)
+        seconds = self.times.forward
         with progress_bar() as progress:
             searched = smallest(hints, rules, seconds, ntrial, effort=effort, progress=progress)
         for name, counted in searched.costs.items():
@@ -214,8 +204,8 @@ class Marks(_Network):
         return searched
 
     def search_pareto_front(self) -> SearchResult:
-        """List the plans of the search for least memory that no other beats, the fastest first."""
-        searched, step = search_smallest(self), self.time_operators().step or 1
+        """Return the Pareto-optimal plans of the search for least memory, the fastest first."""
+        searched, step = search_smallest(self), self.times.step or 1
         plans = [
             replace(
                 candidate,
@@ -228,15 +218,14 @@ class Marks(_Network):
         return replace(searched, plans=pareto_front(plans, by_added_time))
 
     def predict_memory(self, plan: Candidate) -> Memory:
-        """Predict what a plan takes."""
-        _, rules, mask = drop_unused_identities(self.build_rules(), plan.plan)
-        return predict_marks(rules.trainings[0], mask, self.find_held())
+        """Predict the memory of a plan."""
+        _, rules, mask = drop_unused_identities(self.rules, plan.plan)
+        return predict_marks(rules.trainings[0], mask, self.held)
 
     def bind_plan(self, plan: Candidate) -> tuple[Candidate, Symbol, Memory]:
-        """Make what MXNet can carry out of a plan into a symbol, and have MXNet bind it."""
-        symbol, rules = self.request.symbol, self.build_rules()
-        shapes = self.request.spec.shapes
-        identities = marks.make_inferable(symbol, plan.identities, shapes)
+        """Make the symbol of a plan, without what MXNet cannot carry out, and bind it."""
+        symbol, rules = self.request.symbol, self.rules
+        identities = marks.make_inferable(symbol, plan.identities, self.request.spec.shapes)
         marked, *_ = drop_unused_identities(rules, MarkPlan(plan.plan.mask, identities))
         plan, native = replace(plan, plan=marked), rules.native(marked.mask)
         planned = marks.write(symbol, marked.mask, native, marked.identities)
@@ -244,7 +233,7 @@ class Marks(_Network):
 
 
 class Original(Marks):
-    """The original's search (Chen et al. 2016), trial for trial."""
+    """The search of the original memonger (Chen et al. 2016), trial for trial."""
 
     def search_smallest(self) -> SearchResult:
         trials: list[tuple[int, Bools]] = []
@@ -253,7 +242,7 @@ class Original(Marks):
         def count_mb(mask: Bools) -> int:
             mask = mask.copy()
             mask[self.kept] = False
-            trials.append((self.build_rules().replay(mask).pool_bytes // MB, mask))
+            trials.append((self.rules.replay(mask).pool_bytes // MB, mask))
             progress(len(trials) / (3 + ntrial))
             return trials[-1][0]
 
@@ -265,16 +254,16 @@ class Original(Marks):
             if not trials:
                 raise
             interrupted = True
-        before, mask = min(trials, key=lambda pair: pair[0])  # of equals the first
-        mask = self.build_rules().apply(mask)
-        after = self.build_rules().replay(mask).pool_bytes
+        before, mask = min(trials, key=lambda pair: pair[0])  # the first of equal ones
+        mask = self.rules.apply(mask)
+        after = self.rules.replay(mask).pool_bytes
         if self.options.rules:
             log.info("cost=%s MB before the rules, %s MB with them", before, after // MB)
         return SearchResult([Candidate(after, 0.0, MarkPlan(mask), "chen2016")], interrupted)
 
 
-class Schedules(_Network):
-    """Schedules, by which results are recomputed as often as it pays; methods are as of `Marks`."""
+class Schedules(_BaseStrategy):
+    """Schedules, which recompute results as often as it pays; methods are those of `Marks`."""
 
     noun = "schedule"
     for_all = False
@@ -282,58 +271,59 @@ class Schedules(_Network):
     def __init__(self, request: Request, options: Options) -> None:
         super().__init__(request, options)
         training, nodes = self.training, self.graph.nodes
-        tensors_of(training.graph)  # refuses what is sparse
+        tensors_of(training.graph)  # raises for sparse arrays
         self.workload = schedules.workload(training, self.kept, self.forced)
         added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
         kind = request.device_type
         self.mkldnn = kind == ANY or kind != GPU and has_mkldnn(request.device)
-        self.parts = make_parts(self.workload, (), self.mkldnn)  # of the search, which adds nothing
+        self.parts = make_parts(self.workload, (), self.mkldnn)  # the search adds no gradients
         self.parts_of_step = make_parts(self.workload, added, self.mkldnn) if added else self.parts
         self._memories: Latest[Memory] = Latest(8)
 
     def search_smallest(self) -> SearchResult:
-        """Search for the least memory; other plans follow, for some keep no layouts."""
+        """Search for the plan of least memory; others follow, because MKLDNN may not allow it."""
         work = self.options.work
         return self._search(
             lambda search: [search.least_memory(work), *search.alternatives(work)],
-            self.choose_patience(),
+            self.patience,
         )
 
     def search_pareto_front(self) -> SearchResult:
-        """Search for the plans that no other beats, and for those of least memory.
+        """Search for the Pareto-optimal plans, and for those of least memory.
 
-        Of these none is left out: it may take a smaller arena than one that has less alive.
+        All plans of least memory are returned: the smallest arena may belong to a plan that has
+        more bytes alive than another.
         """
         smallest = search_smallest(self, logging.DEBUG)
         searches = [smallest]
         if not smallest.interrupted:
             with contextlib.suppress(KeyboardInterrupt):
-                searches.append(self.search_by_time(self.choose_patience()))
+                searches.append(self.search_by_time(self.patience))
         plans = [plan for searched in searches for plan in searched.plans]
         interrupted = len(searches) < 2 or searches[1].interrupted
         return SearchResult(self._add_times(plans), interrupted)
 
     def search_by_time(self, patience: float) -> SearchResult:
-        """Search for the plans that no other beats."""
-        forward = self.time_operators().forward
+        """Search for the Pareto-optimal plans by the times of operators."""
+        forward = self.times.forward
         searched = self._search(lambda search: search.front(), patience, forward)
         return SearchResult(self._add_times(searched.plans), searched.interrupted)
 
     def _add_times(self, plans: Iterable[Candidate]) -> Sequence[Candidate]:
-        """Estimate the times that plans add to a step, and sort them by these."""
-        times, timed = self.time_operators(), []
+        """Predict the times that plans add to a step, and sort the plans by these."""
+        times, timed = self.times, []
         for plan in plans:
             recomputed = plan.recomputed(len(self.graph.nodes)) @ times.forward
             timed.append(replace(plan, added_time=float(recomputed) / times.step))
         return sorted(timed, key=by_added_time)
 
     def make_plain(self) -> Candidate:
-        """Make the candidate that recomputes nothing: its tensors are placed in an arena."""
+        """Make the candidate that recomputes nothing, and places tensors in an arena."""
         schedule = schedules.plain(self.workload)
         return Candidate(0, 1.0, schedule, trees.NO_RECOMPUTATION, added_time=0.0)
 
     def estimate_least(self, work: float) -> int:
-        """Estimate the least memory with this limit of work, in bytes: of initial solutions."""
+        """Estimate the least bytes with this limit of work, from initial solutions only."""
         few = replace(trees.EFFORT, annealing=0)
         searched = self._search(lambda search: [search.least_memory(work)], 1.0, effort=few)
         return searched.plans[0].pool_bytes
@@ -345,7 +335,7 @@ class Schedules(_Network):
         weights: Doubles | None = None,
         effort: trees.Effort | None = None,
     ) -> SearchResult:
-        """Search for schedules; KeyboardInterrupt before there is one that recomputes is raised."""
+        """Search for schedules; raise KeyboardInterrupt if none was found that recomputes."""
         with progress_bar() as progress:
             effort = (effort or trees.EFFORT).times(patience)
             tree = trees.ScheduleSearch(self.workload, effort, progress, weights, self.parts)
@@ -360,7 +350,7 @@ class Schedules(_Network):
     def predict_memory(self, plan: Candidate) -> Memory:
         return self._memories.get_or_make(
             plan.key,
-            lambda: predict_step(build_step(self.parts_of_step, plan.plan), self.find_held()),
+            lambda: predict_step(build_step(self.parts_of_step, plan.plan), self.held),
         )
 
     def bind_plan(self, plan: Candidate) -> tuple[Candidate, Symbol, Memory]:
@@ -376,13 +366,16 @@ Strategy = Union[Marks, Schedules]
 
 
 def search_pareto_front(strategy: Strategy) -> SearchResult:
-    """Search for the plans that no other beats in memory and time."""
+    """Return the Pareto-optimal plans in memory and time, from the cache of searches if it can."""
     options = replace(strategy.options, budget=None, knee=False, slower_than=None)
     return remember(strategy.search_pareto_front, "front", strategy.request, options)
 
 
 def search_smallest(strategy: Strategy, level: int = logging.INFO) -> SearchResult:
-    """Search for the plan of least memory, with the limit of work that there is."""
+    """Return the plan of least memory within the limit of work, from the cache if it can.
+
+    ``level`` is the level of the log line that says so.
+    """
     options = replace(strategy.options, budget=None, knee=False, slower_than=None)
     return remember(strategy.search_smallest, "smallest", strategy.request, options, level)
 
@@ -394,7 +387,7 @@ def remember(
     options: Options,
     level: int = logging.INFO,
 ) -> SearchResult:
-    """Search for this goal, unless that was done before."""
+    """Return the cached result of a search with this goal; search if there is none."""
     key = goal, fingerprint(request, options)
     searched = _searches.get(key)
     if searched is not None:

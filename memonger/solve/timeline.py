@@ -1,4 +1,4 @@
-"""List which tensors of a training step live when, and the operators of a network, to be drawn."""
+"""List the lifetimes of the tensors of a training step, and the operators of a network, to draw."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.solve.memory import Memory
 from memonger.support.types import Bools, Int64s, Json
 
-STEPS = (2000, 1000, 500, 250, 120)  # how many are drawn at most; fewer where tensors are too many
+STEPS = (2000, 1000, 500, 250, 120)  # steps drawn at most; fewer if there are too many tensors
 MAX_PARTS = 8  # of a network
-LEAST_OF_PART, LEAST_OF_PARTS = 0.02, 0.8  # the share of memory of one part, and of all that count
-NONE = -1  # the row of what is no operator of the network
+LEAST_OF_PART, LEAST_OF_PARTS = 0.02, 0.8  # least share of memory: of one part, of all named parts
+NONE = -1  # the row of a node that is not an operator of the network
 
-#: What a tensor is: kept for the backward pass, or by the phase (`FORWARD` and so on) and one more.
+#: The state of a tensor: KEPT for the backward pass, or its phase (`FORWARD` and so on) plus one.
 KEPT = 0
 
 
 def list_operators(memory: Memory, times: Times) -> dict[str, list[Json]]:
-    """List the operators of a network without a plan, as columns; times are in seconds."""
+    """List the operators of a network without a plan, as columns; times in seconds."""
     graph = memory.graph
     operators = [*graph.operators]
     shown = [graph.shown_tensors(i) for i in operators]
@@ -41,7 +41,7 @@ def list_operators(memory: Memory, times: Times) -> dict[str, list[Json]]:
 
 
 def divide(names: Sequence[str], nbytes: Sequence[int]) -> list[str]:
-    """Name each operator's part of the network, by what its name begins with, or by order."""
+    """Name the part of the network of each operator, by the beginning of its name or by order."""
     parts, total = None, sum(nbytes)
     for depth in range(1, 4):
         prefixes = ["_".join(name.split("_")[:depth]) for name in names]
@@ -59,15 +59,15 @@ def divide(names: Sequence[str], nbytes: Sequence[int]) -> list[str]:
 
 
 def describe(tensor: Tensor) -> str:
-    """Describe a shape, and a type if it is not the usual one."""
+    """Describe a shape, and a type other than float32."""
     text = " × ".join(map(str, tensor.shape)) or "scalar"
     return text if tensor.dtype == "float32" else f"{text} {tensor.dtype}"
 
 
 def find_rows(graph: ForwardGraph) -> Int64s:
-    """Find the row in `list_operators` of each node of a network with a plan, and NONE behind them.
+    """Find the row in `list_operators` of each node of a network with a plan; NONE for the rest.
 
-    A node that the plan has inserted has the row of what it reads.
+    A node that the plan has inserted has the row of its input. There is one more NONE at the end.
     """
     rows, count = np.full(len(graph.nodes) + 1, NONE), 0
     for i, node in enumerate(graph.nodes):
@@ -79,7 +79,7 @@ def find_rows(graph: ForwardGraph) -> Int64s:
 
 
 def find_kept(memory: Memory) -> Bools:
-    """Find which tensors of the timeline the forward pass leaves to the backward pass."""
+    """Find which tensors of the timeline the forward pass keeps for the backward pass."""
     line, border = memory.timeline, memory.find_places(FORWARD).max(initial=0)
     return (line.kind == FORWARD) & (line.start <= border) & (border < line.stop)
 
@@ -87,11 +87,20 @@ def find_kept(memory: Memory) -> Bools:
 def list_alive(
     memory: Memory, operators: Mapping[str, Sequence[Json]], reasons: Mapping[int, str], most: int
 ) -> Json:
-    """List which tensors are alive when, in steps: the operators of a training step as they run.
+    """List the tensors that are alive in each step; a step is a run of an operator.
 
-    Where there are more than ``most``, fewer steps are drawn, and tensors are merged that are of
-    one kind and alive in the same of these. So the sum is right in each drawn step; the peak is
-    one. ``reasons`` are those of tensors, by their places in the timeline.
+    Parameters
+    ----------
+    memory : Memory
+        The training step.
+    operators : mapping
+        Columns of the operators, as `list_operators` returns them.
+    reasons : mapping
+        Index of a tensor in the timeline -> why it is kept or recomputed.
+    most : int
+        The most tensors to list. If there are more, fewer steps are drawn, and tensors of one kind
+        that are alive in the same drawn steps are merged. So the sum is right in each drawn step.
+        The peak is always drawn.
     """
     line, step, order = memory.timeline, memory.replay.training, memory.replay.order
     runs = ~step.arrays.variable[order]  # variables take no time
@@ -143,7 +152,7 @@ def list_alive(
 
 
 def _label(memory: Memory, row: int) -> str:
-    """Name what computes a tensor, if it is no operator of the network itself."""
+    """Return a name for the row of a tensor that is not an operator of the network itself."""
     x = int(memory.operators[row])
     if x < 0:
         return memory.replay.training.ops[row]
@@ -152,7 +161,7 @@ def _label(memory: Memory, row: int) -> str:
 
 
 def choose_steps(live: Int64s, most: int) -> Int64s:
-    """Choose the steps that are drawn: all, or of neighbours the one with the most memory."""
+    """Choose the steps to draw: all, or from each group of neighbours the one with most memory."""
     if len(live) <= most:
         return np.arange(len(live))
     edges = np.linspace(0, len(live), most + 1).astype(int)

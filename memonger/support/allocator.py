@@ -1,4 +1,4 @@
-"""The C library's allocator."""
+"""Return memory that the C library has freed to the system."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Iterator
 def trim_heap() -> Iterator[None]:
     """Return freed memory to the system at the end of the block, where the C library is glibc.
 
-    By itself glibc returns only what is free at the end of its heap. A bind of MXNet takes 10 KB a
-    node in small blocks, and some blocks behind them stay.
+    By itself glibc returns only the end of its heap. A bind of MXNet takes small blocks, 10 KB a
+    node, and later blocks that stay alive keep them from being returned.
     """
     try:
         yield

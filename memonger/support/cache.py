@@ -1,4 +1,4 @@
-"""The latest values of a process, and the user's folder for what outlasts it."""
+"""Caches within a process (least recently used out first), and the user's cache folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _caches: weakref.WeakSet[Latest[Any]] = weakref.WeakSet()  # type: ignore[misc] 
 
 
 class Latest(Generic[T]):
-    """The ``size`` values that were used last, by key; threads may share it."""
+    """A cache of the ``size`` most recently used values, by key; threads may share it."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -30,7 +30,7 @@ class Latest(Generic[T]):
             return self._values.get(key)
 
     def put(self, key: Hashable, value: T) -> None:
-        """Keep a value, and drop the one whose last use is longest ago."""
+        """Store a value, and drop the least recently used one if there are too many."""
         with self._lock:
             self._values.pop(key, None)
             self._values[key] = value
@@ -38,7 +38,7 @@ class Latest(Generic[T]):
                 del self._values[next(iter(self._values))]
 
     def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of a key; if there is none, make and keep it."""
+        """Return the value of a key; if there is none, make and store it."""
         value = self.get(key)
         if value is None:
             value = make()
@@ -47,12 +47,12 @@ class Latest(Generic[T]):
 
 
 def forget() -> None:
-    """Clear every `Latest`. Facts about MXNet and the device stay: they do not change."""
+    """Clear every `Latest`. Facts about MXNet and the device are not in one: they do not change."""
     for cache in list(_caches):
         cache._values.clear()
 
 
 def folder() -> Path:
-    """Return the cache folder: ``MEMONGER_CACHE``, or ``memonger`` in the user's."""
+    """Return ``MEMONGER_CACHE`` if it is set, otherwise ``memonger`` in the user's cache folder."""
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get("MEMONGER_CACHE") or Path(user) / "memonger")

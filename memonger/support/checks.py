@@ -1,4 +1,4 @@
-"""Checks of the numbers and the names in a call."""
+"""Check numbers in a call, and suggest names for those that do not exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from memonger.support.errors import MemongerError
 
 
 def check_count(name: str, value: object, least: int) -> int:
-    """Return ``value`` as an int; refuse one below ``least``."""
+    """Return ``value`` as an int; raise MemongerError unless it is an integer >= ``least``.
+
+    ``name`` is the name of the argument, for the message.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise MemongerError(f"{name} must be an integer, not {value!r}")
     if value < least:
@@ -20,7 +23,7 @@ def check_count(name: str, value: object, least: int) -> int:
 
 
 def check_number(name: str, value: object) -> float | None:
-    """Return a number as a float, and None as None."""
+    """Return a number as a float and None as None; raise MemongerError for anything else."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -28,14 +31,17 @@ def check_number(name: str, value: object) -> float | None:
     try:
         return float(value)
     except OverflowError:
-        raise MemongerError(f"{name} is too large") from None
+        raise MemongerError(f"{name} is too large; give at most 1e308") from None
 
 
 def did_you_mean(name: object, choices: Iterable[str], otherwise: str) -> str:
-    """End a message about an unknown name with the choice that is most like it, if one is."""
+    """Return the end of a message about an unknown name: the most similar choice, or ``otherwise``.
+
+    ``otherwise`` says what to do where no choice is similar.
+    """
     matcher = difflib.SequenceMatcher(b=str(name))
 
-    def similarity(choice: str) -> tuple[float, int]:  # of equals, the longest common beginning
+    def similarity(choice: str) -> tuple[float, int]:  # the common beginning breaks ties
         matcher.set_seq1(choice)
         return matcher.ratio(), len(os.path.commonprefix([choice, str(name)]))
 

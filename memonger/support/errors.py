@@ -1,26 +1,29 @@
-"""Errors, whose messages name the thing and the remedy; MXNet's messages; sizes in words."""
+"""Error classes, MXNet's error messages in one line, and sizes as text."""
 
 from __future__ import annotations
 
 import re
 
 KB, MB = 2**10, 2**20
-MISTAKE = 2  # exit status of the command
+MISTAKE = 2  # exit status of the command after a mistake of the user
 INTERRUPTED = "interrupted before anything was found"
 
-#: For a GPU that is too new or too old; docs/gpu.md has the same.
+#: Appended for a GPU that is too new or too old (docs/gpu.md).
 NO_CODE = (
-    " (this MXNet has no code for this GPU: MXNet's wheels have it for compute capability 5.0 to "
-    "8.9, NVIDIA's container mxnet:24.06-py3 for 6.0 and up, Hopper among them)"
+    " (this MXNet was not compiled for this GPU: its wheels support compute capability 5.0 to 8.9; "
+    "NVIDIA's container mxnet:24.06-py3 supports 6.0 and later, with Hopper)"
 )
 
 
 class MemongerError(ValueError):
-    """Raised for every mistake that memonger can see: in the network, the shapes or the call."""
+    """Raised for mistakes in the network, the shapes, the files or the call.
+
+    The message names what is wrong, and what to do.
+    """
 
 
 class MXNetImportError(MemongerError, ImportError):
-    """Raised when a usable MXNet cannot be imported; the message says what to install."""
+    """Raised if MXNet cannot be imported; the message says what to install."""
 
 
 class TooLargeError(MemongerError):
@@ -32,12 +35,12 @@ class UnmatchedError(MemongerError):
 
 
 class BudgetError(MemongerError):
-    """Raised for a memory budget that no plan keeps.
+    """Raised if no plan fits the memory budget, or the limits of time and work.
 
     Attributes
     ----------
     least_bytes : int
-        The least memory that was found, in bytes.
+        The least memory, in bytes, of the plans that were found.
     """
 
     def __init__(self, message: str, least_bytes: int) -> None:
@@ -46,7 +49,7 @@ class BudgetError(MemongerError):
 
 
 def mxnet_message(error: BaseException | str) -> str:
-    """Return the message of an error of MXNet, in one line and without its stack trace."""
+    """Return the message of an MXNet error as one line, without its stack trace."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     lines = [line for line in lines if not re.match(r"Stack trace|\[bt\]", line)]  # before 1.7
     lines = [line for line in lines if re.search("Error: |Check failed|JSONReader", line)] or lines
@@ -56,5 +59,5 @@ def mxnet_message(error: BaseException | str) -> str:
 
 
 def format_size(nbytes: float) -> str:
-    """Return bytes in MB (2**20 bytes), or in KB (2**10 bytes) below one MB."""
+    """Return a size as text: in MB (2**20 bytes), below one MB in KB (2**10 bytes)."""
     return f"{nbytes / KB:.1f} KB" if abs(nbytes) < MB else f"{nbytes / MB:.1f} MB"

@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all.
+"""Write files atomically.
 
-The data goes to a new file beside the old one, which it replaces once all of it is on the disk. A
-full disk, a limit or Ctrl-C leaves the old file, and nothing else.
+The data goes to a temporary file in the same folder, which replaces the old file once it is
+complete. After a full disk, a limit or Ctrl-C, the old file is unchanged and nothing else is left.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a path that cannot be written, before a long search for what goes there."""
+    """Raise MemongerError for a path that cannot be written, before a long search."""
     name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
     target = os.path.realpath(name)
     folder, base = os.path.split(target)
     reasons = {
-        "it is no name of a file": not name,
+        "it is not a file name": not name,
         "it is a folder": os.path.isdir(target),
         f"there is no folder {folder!r}": not os.path.isdir(folder),
-        "File name too long": len(os.fsencode(base)) > 255,  # bytes, in most file systems
+        "its name is longer than 255 bytes": len(os.fsencode(base)) > 255,
         "it is write-protected": os.path.exists(target) and not os.access(target, os.W_OK),
         "its folder is write-protected": not (os.access(folder, os.W_OK) or _is_device(target)),
     }
@@ -36,7 +36,7 @@ def check_writable(path: Path) -> None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file; an old one stays until the new one is whole."""
+    """Write a file atomically; raise MemongerError if that fails."""
     check_writable(path)
     target = os.path.realpath(os.fsdecode(path))  # a link stays a link
     part = os.path.join(os.path.dirname(target), ".memonger-" + secrets.token_hex(8))
@@ -56,9 +56,9 @@ def write(path: Path, data: bytes) -> None:
         raise MemongerError(f"{os.fsdecode(path)!r} cannot be written: {error.strerror}") from None
     finally:
         with contextlib.suppress(OSError):
-            os.unlink(part)  # it exists only if it was not moved
+            os.unlink(part)  # fails if it was moved, as it should be
 
 
 def _is_device(path: str) -> bool:
-    """Tell whether there is something other than a file, such as /dev/null or a pipe."""
+    """Return whether a path is something other than a file, such as /dev/null or a pipe."""
     return os.path.exists(path) and not os.path.isfile(path)

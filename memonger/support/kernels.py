@@ -1,8 +1,9 @@
-"""Calls of compiled code: a library of C that is built when the package is installed.
+"""Call the package's C library, which is built when the package is installed.
 
-Functions, structs and constants are declared in the headers alone (``*.h`` beside the Python file
-of the same name), which this module reads. ``kernels.h`` says how arrays and results are passed.
-The interpreter's lock is free while compiled code runs.
+Functions, structs and constants are declared in headers only (``*.h`` beside the Python file of the
+same name). This module reads the headers and makes Python functions, classes and numbers of them.
+``kernels.h`` says how arrays and results are passed. Compiled code runs without Python's global
+lock.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ _TYPES: dict[str, type[Value]] = {
 }
 
 _MAX_COUNT = 2**31 - 1  # elements of an array: compiled code counts them in int32
-_TOO_LARGE = f"the network is too large, of something it has more than {_MAX_COUNT}"
+_TOO_LARGE = f"the network is too large: one of its arrays needs more than {_MAX_COUNT} elements"
 #: Status with which a call ends (kernels.h) -> the error to raise.
 _ERRORS: dict[int, tuple[type[Exception], str]] = {
-    1: (MemoryError, "there is not enough memory"),
+    1: (MemoryError, "out of host memory"),
     2: (MemongerError, _TOO_LARGE),
     3: (ValueError, "a state is longer than those of the archive"),
 }
@@ -67,10 +68,11 @@ S = TypeVar("S", bound="Struct")
 
 
 class Struct(Tuple[Value, ...]):
-    """The struct of the same name in a header, which says what its fields mean.
+    """Base class of structs: a subclass is the struct of the same name in a header.
 
-    Its fields are given in order or by name. A class annotates those that are not arrays. Arrays
-    must be C-contiguous; compiled code reads and writes them, the tuple keeps them alive.
+    The header says what the fields mean. They are passed in order or by name. A subclass annotates
+    fields that are not arrays. Arrays must be C-contiguous. Compiled code reads and writes them in
+    place, and the tuple keeps them alive.
     """
 
     classes: ClassVar[dict[str, type[Struct]]] = {}
@@ -86,7 +88,7 @@ class Struct(Tuple[Value, ...]):
         Struct.classes[kind] = cls
 
     def __new__(cls: type[S], *values: object, **by_name: object) -> S:
-        """Make a struct of all its fields, and pack it once for all calls.
+        """Make a struct from all its fields, and pack it once for all calls.
 
         Raises TypeError if a field is missing, unknown, or not what the header says.
         """
@@ -110,11 +112,11 @@ class Struct(Tuple[Value, ...]):
 
 
 class _Compiled:
-    """The functions that a header marks KERNEL, by name.
+    """The functions that a header marks KERNEL, as attributes.
 
-    Each raises TypeError for an argument that is not what the header says. Arrays must be
-    C-contiguous; they are not copied. It returns the number that it returns in C, then its results:
-    new arrays of one dimension, structs and numbers. They are a tuple if there are several.
+    A function raises TypeError for an argument of another type than the header declares. Arrays
+    must be C-contiguous and are not copied. A function returns what it returns in C and then its
+    results: new arrays of one dimension, structs and numbers; a tuple if there are several.
     """
 
     def __getattr__(self, name: str) -> Value:
@@ -132,7 +134,7 @@ def constant(name: str) -> int:
 
 
 def _to_c(kind: str, name: str, value: Value) -> Value:
-    """Convert an argument, or a field of a struct, to what ctypes takes; nothing is copied."""
+    """Convert an argument, or a field of a struct, for ctypes, without copying it."""
     if kind in _CONVERTERS:
         return _CONVERTERS[kind](value)
     if kind not in _DTYPES:
@@ -145,12 +147,12 @@ def _to_c(kind: str, name: str, value: Value) -> Value:
     if dtype and value.size > _MAX_COUNT:
         raise MemongerError(f"{name}: {_TOO_LARGE}")
     if not value.flags.c_contiguous:
-        raise TypeError(f"{name} must stand in one piece")
+        raise TypeError(f"{name} must be C-contiguous")
     return _Array(value.ctypes.data, value.size if dtype else value.nbytes)
 
 
 def _from_c(kind: str, value: Value) -> Value:
-    """Make a copy of a result."""
+    """Copy a result into Python."""
     if kind in _CONVERTERS:
         return getattr(value, "value", value)  # the field of a struct is a number already
     dtype = _DTYPES.get(kind)
@@ -160,12 +162,12 @@ def _from_c(kind: str, value: Value) -> Value:
     return np.frombuffer(ctypes.string_at(value.at, value.count * dtype.itemsize), dtype).copy()
 
 
-# ---------------------------------------------------------------- what the headers say
+# ---------------------------------------------------------------- declarations in headers
 
 
 @lru_cache(None)
 def _library() -> ctypes.CDLL:
-    """Load the library beside this file; in a clone where none was built, the installed one."""
+    """Load the library of this package; in a clone where none was built, the installed one."""
     in_clone = (ROOT / "setup.py").exists()
     build = f"run in {ROOT}: python setup.py build_ext -i"
     remedy = build if in_clone else "install memonger again"
@@ -200,7 +202,7 @@ def _constants() -> dict[str, int]:
 
 
 def _fields(kind: str) -> dict[str, str]:
-    """List the fields of a struct: ``Int32s first, walk_row;`` are two."""
+    """List the names and types of a struct's fields: ``Int32s first, walk_row;`` are two fields."""
     typedef = re.search(rf"typedef struct \{{([^}}]*)\}} {kind};", _headers())
     if typedef is None:
         raise TypeError(f"no header has a struct {kind}")
@@ -209,7 +211,7 @@ def _fields(kind: str) -> dict[str, str]:
 
 
 def _kernel(name: str) -> Value:
-    """Find the declaration of a function in the headers, and make it callable."""
+    """Find the declaration of a function in the headers, and make a Python function of it."""
     found = re.search(rf"^KERNEL (\w+) {name}\(([^)]*)\);", _headers(), re.MULTILINE)
     if found is None:
         raise AttributeError(f"no header has a KERNEL {name}")

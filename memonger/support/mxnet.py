@@ -1,9 +1,10 @@
-"""The one place that imports MXNet and reads its settings.
+"""Import MXNet and read its settings; no other module does.
 
-MXNet was last released in 2022. Before anything imports it, this module supplies what it has lost
-since: the name ``numpy.bool`` (gone in NumPy 1.24) and the module ``distutils`` (gone in Python
-3.12, but part of setuptools). It also loads the CUDA libraries of the ``cu112`` extra, whose wheels
-the loader does not search. MXNet takes seconds to import: that waits for the first use of ``mx``.
+MXNet was last released in 2022. Before it is imported, this module supplies what it needs and later
+releases of others removed: the name ``numpy.bool`` (removed in NumPy 1.24) and the module
+``distutils`` (removed in Python 3.12, but part of setuptools). It also loads the CUDA libraries of
+the ``cu112`` extra, which the dynamic loader would not find. MXNet takes seconds to import, so it
+is imported at the first use of ``mx``.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _variable(name: str, default: str, parse: Callable[[str], T]) -> T:
         try:
             return parse(text)
         except ValueError:
-            reason = "MXNet reads a whole number there; set one, or unset it"
+            reason = "MXNet expects an integer; set one, or unset it"
             raise MemongerError(f"{name}={text!r}: {reason}") from None
 
     return field(default_factory=read)
@@ -71,7 +72,7 @@ def _is_on(text: str) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def built_with_mkldnn() -> bool:
-    """Tell whether MXNet is built with MKLDNN, as the wheel ``mxnet`` is since 1.7."""
+    """Return whether MXNet is built with MKLDNN, as the wheel ``mxnet`` is since 1.7."""
     import mxnet
 
     return bool(mxnet.runtime.Features().is_enabled("MKLDNN"))
@@ -79,7 +80,7 @@ def built_with_mkldnn() -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """MXNet's environment variables that bear on a plan, read when an instance is made."""
+    """MXNet's environment variables that affect a plan, read when an instance is made."""
 
     #: Whether MKLDNN may compute on a CPU.
     mkldnn: bool = _variable(
@@ -124,15 +125,16 @@ os.register_at_fork(
 def environment(**new: str) -> Iterator[None]:
     """Set environment variables while the block runs; the blocks of threads run in turn.
 
-    All of memonger binds and reads settings in such a block, even if it sets nothing. A thread of
-    the user's is not kept waiting: if it binds a network or starts a process at that moment, it
+    Every bind and every read of settings in memonger is in such a block, even if it sets nothing.
+    Threads of the user do not wait: one that binds a network or starts a process at that moment
     sees the variables that are set here.
     """
     with _ENVIRONMENT:
-        # To MXNet an empty variable is as unset (``dmlc::GetEnv``). To unset one and set it again
-        # moves the array of all variables. The C library then frees the old one, which MXNet's
-        # threads may be reading: oneDNN reads DNNL_DEFAULT_FPMATH_MODE whenever it lays out a
-        # tensor (one process in a thousand died), softmax and LayerNorm MXNET_SAFE_ACCUMULATION.
+        # MXNet treats an empty variable as unset (``dmlc::GetEnv``), so none is unset here.
+        # Unsetting and setting a variable moves the array of all variables, and the C library frees
+        # the old array. MXNet's threads may be reading it: oneDNN reads DNNL_DEFAULT_FPMATH_MODE
+        # whenever it lays out a tensor (one process in a thousand crashed), softmax and LayerNorm
+        # read MXNET_SAFE_ACCUMULATION.
         old = {name: os.environ.get(name, "") for name in new}
         depth = getattr(_BLOCKS, "depth", 0)
         _BLOCKS.depth = depth + 1
@@ -145,33 +147,33 @@ def environment(**new: str) -> Iterator[None]:
 
 
 def is_internal_bind() -> bool:
-    """Tell whether this thread is in a block of `environment`: then a bind is not the user's."""
+    """Return whether this thread is in a block of `environment`: memonger binds, not the user."""
     return getattr(_BLOCKS, "depth", 0) > 0
 
 
 def may_wait() -> bool:
-    """Tell whether this thread may wait for MXNet's engine.
+    """Return whether this thread may wait for MXNet's engine without a deadlock.
 
-    Custom operators and ``autograd.Function`` run on threads of MXNet's, which Python has not
-    started (``CustomOperator`` in ``src/operator/custom/custom-inl.h``). What a user's thread has
-    pushed may wait for their results, so there a wait for the engine may never end.
+    Custom operators and ``autograd.Function`` run on threads that MXNet has started, not Python
+    (``CustomOperator`` in ``src/operator/custom/custom-inl.h``). Operators in the engine may wait
+    for their results, so that a wait for the engine on such a thread may never end.
     """
     return not isinstance(threading.current_thread(), threading._DummyThread)
 
 
 def wait_for_engine(purpose: str) -> None:
-    """Wait until MXNet's engine has nothing to do; refuse where that may never be."""
+    """Wait until MXNet's engine is idle; raise MemongerError where that may be a deadlock."""
     if not may_wait():
         raise MemongerError(
-            f"{purpose} waits for MXNet's engine, which may itself wait for this thread (that of a "
-            "Custom operator or an autograd.Function); do it on a thread of your own"
+            f"{purpose} waits for MXNet's engine, which may wait for this thread (of a Custom "
+            "operator or an autograd.Function): a deadlock; do it on a thread of your own"
         )
     sys.modules["mxnet"].nd.waitall()
 
 
 def _chosen_build() -> str | None:
-    """Return the wheel that ``import mxnet`` takes, or None; refuse one installed over another."""
-    spec = PathFinder.find_spec("mxnet")  # `_Preparation`, which calls this, is no part of it
+    """Return the wheel that ``import mxnet`` loads, or None; raise if two are installed."""
+    spec = PathFinder.find_spec("mxnet")  # skips `_Preparation`, which calls this function
     if spec is None or spec.origin is None:
         return None
     wheels = importlib.metadata.distributions(path=[str(Path(spec.origin).parents[1])])
@@ -179,8 +181,8 @@ def _chosen_build() -> str | None:
     names = sorted(name for name in all_names if re.match("mxnet(-|$)", name))
     if len(names) > 1:
         raise MXNetImportError(
-            f"{' and '.join(names)} are installed over each other, so the files of MXNet are a "
-            f"mixture of them; remove both (pip uninstall -y {' '.join(names)}), then {INSTALL}"
+            f"{' and '.join(names)} are installed over each other, which mixes their files; remove "
+            f"all (pip uninstall -y {' '.join(names)}), then {INSTALL}"
         )
     return names[0] if names else "mxnet"
 
@@ -205,7 +207,7 @@ def _supply_missing_names() -> None:
 
 
 def _load_cuda_libraries() -> None:
-    """Load the libraries of those CUDA wheels that are installed."""
+    """Load the libraries of the CUDA wheels that are installed."""
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
     for folder, soname in CUDA_LIBRARIES:
@@ -221,7 +223,7 @@ def _load_cuda_libraries() -> None:
 
 
 def _explain(error: BaseException) -> str:
-    """Say in plain words why ``import mxnet`` fails, and what to do."""
+    """Return why ``import mxnet`` fails, and what to do."""
     build = _chosen_build()
     if build is None or (isinstance(error, ModuleNotFoundError) and error.name == "mxnet"):
         return "MXNet is not installed; " + INSTALL
@@ -238,8 +240,8 @@ def _explain(error: BaseException) -> str:
     of_arm = re.search(r"lib(armpl|amath|astring)\w*\.so", str(error))
     if of_arm:
         return (
-            f"MXNet for aarch64 needs {of_arm[0]} of Arm Performance Libraries, which are not in "
-            "its wheel; install them from Arm, and name their folder in LD_LIBRARY_PATH"
+            f"MXNet for aarch64 needs {of_arm[0]} of the Arm Performance Libraries, which are "
+            "not in its wheel; install them from Arm, and add their folder to LD_LIBRARY_PATH"
         )
     package = f"; apt-get install {library.replace('.so.', '')}" if library else ""  # on Debian
     reason = f"{type(error).__name__}: {error}{package}"
@@ -250,7 +252,7 @@ _actions: list[Callable[[], object]] = []  # to be run when MXNet is imported
 
 
 def when_imported(action: Callable[[], object]) -> None:
-    """Run an action as soon as anything has imported MXNet; now, if that has happened."""
+    """Run an action when MXNet has been imported, by whoever it is; now, if it is imported."""
     if "mxnet" in sys.modules:
         action()
     else:
@@ -273,7 +275,7 @@ class _Preparation:
                 _load_cuda_libraries()
         if not _actions:
             return None
-        # The finders after this one find MXNet, be it in a clone or hooked by others.
+        # The finders after this one find MXNet, in a clone or by hooks of others too.
         finders = sys.meta_path[sys.meta_path.index(_Preparation) + 1 :]
         specs = (f.find_spec(name, path, target) for f in finders if hasattr(f, "find_spec"))
         spec = next((spec for spec in specs if spec is not None), None)
@@ -296,7 +298,7 @@ def version_of(text: str) -> tuple[int, int, int]:
 
 
 def _check_version(version: str) -> None:
-    """Refuse a version that does not work, and warn of one that was not tried."""
+    """Raise MXNetImportError for a version that does not work; warn of one that is untested."""
     if not version_of(TRIED[0]) <= version_of(version) < TOO_NEW:
         raise MXNetImportError(
             f"memonger works with MXNet 1.6 to 1.9, but MXNet {version} is installed; "
@@ -304,8 +306,8 @@ def _check_version(version: str) -> None:
         )
     if ".".join(map(str, version_of(version))) not in TRIED:
         log.warning(
-            "MXNet %s was never tried with memonger (but %s were): plans are confirmed by binds; "
-            "compare the training of yours with memonger.check",
+            "MXNet %s is untested with memonger (tested: %s); compare the training of your network "
+            "with and without a plan by memonger.check",
             version,
             ", ".join(TRIED),
         )
@@ -338,7 +340,7 @@ _NOTICE = re.compile(
 
 @contextlib.contextmanager
 def without_notices() -> Iterator[None]:
-    """Hold back what MXNet writes to file descriptor 2, and drop its notices about a bind."""
+    """Buffer what MXNet writes to file descriptor 2, and drop its notices about a bind."""
     with _STDERR, tempfile.TemporaryFile() as buffer:
         try:
             stderr = os.dup(2)
@@ -356,12 +358,13 @@ def without_notices() -> Iterator[None]:
             os.close(stderr)
 
 
-# Without it every bind prints a line about MKLDNN. MXNet reads it once, at the first bind.
+# Otherwise every bind prints a line about MKLDNN. MXNet reads the variable once, at the first bind.
 os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
-# Invoked operators share this many temporary spaces, which all grow to the largest; an executor has
-# one. MXNet reads it when an operator first needs a space (``src/resource.cc``).
+# Operators that are invoked one by one share this many temporary spaces, and each space grows to
+# the largest request; an executor has one space. MXNet reads the variable when an operator first
+# needs a space (``src/resource.cc``).
 os.environ.setdefault("MXNET_CPU_TEMP_COPY", "1")
-for _name in (  # `environment` sets these: they must exist before MXNet has threads
+for _name in (  # `environment` sets these, so they must exist before MXNet starts threads
     "MXNET_ELIMINATE_COMMON_EXPR",
     "MXNET_SUBGRAPH_BACKEND",
     "MXNET_USE_FUSION",

@@ -1,4 +1,4 @@
-"""The threads of a search, its progress bar, and Ctrl-C, which ends it with its best so far."""
+"""Run a search on threads, with a progress bar; Ctrl-C ends it with the best result so far."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Threads:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user has ended the search."""
+        """Whether the user has ended the search by Ctrl-C."""
         return bool(self.stop[0])
 
     def run(
@@ -35,9 +35,9 @@ class Threads:
     ) -> list[R]:
         """Run a job on every item, on all processors; return the results in the order of the items.
 
-        A job takes an item and an array, (1,) of int64, in which it counts its ``steps`` for the
-        bar. Once ``stop`` is set it ends soon, with its best result so far. All jobs together are
-        this ``share`` of the search. The second Ctrl-C raises KeyboardInterrupt.
+        A job is called with an item and an array, (1,) of int64, in which it counts its ``steps``
+        for the progress bar. When ``stop`` is set, it returns its best result so far. All jobs
+        together are this ``share`` of the search. A second Ctrl-C raises KeyboardInterrupt.
         """
         steps_done = np.zeros((len(items), 1), dtype=np.int64)
         on_linux = hasattr(os, "sched_getaffinity")
@@ -60,10 +60,10 @@ class Threads:
 
 
 class _Bar(tqdm):
-    """A bar without the thread with which tqdm watches its bars, and which never ends."""
+    """A progress bar without tqdm's monitor thread, which would never end."""
 
-    # Python frees garbage, such as MXNet's executors, on any thread that runs. MXNet deadlocks if
-    # that happens while another thread trains with their parameters.
+    # Python may free garbage, such as MXNet's executors, on any thread. MXNet deadlocks if that
+    # happens while another thread trains with their parameters.
     monitor_interval = 0
 
 

@@ -1,10 +1,10 @@
-"""Public names that are gone, and what to use in their place."""
+"""Removed public names, and what to use instead."""
 
 from __future__ import annotations
 
 from memonger.support.errors import MemongerError
 
-#: By what a user writes.
+#: Name as a user writes it -> what to use.
 REMOVED = {
     "kept_copies=": "leave it out; a plan saves results in identities wherever that takes less",
     "plan.lifetimes": "plan.report('plan.html') shows which tensors are alive when",
@@ -18,12 +18,6 @@ REMOVED = {
 
 
 def refuse_removed(name: str) -> None:
-    """Refuse a name that is gone, as a user writes it.
-
-    Raises
-    ------
-    MemongerError
-        If it is gone; it names what to use.
-    """
+    """Raise MemongerError, which names what to use, if this name was removed."""
     if name in REMOVED:
         raise MemongerError(f"{name} was removed: {REMOVED[name]}")

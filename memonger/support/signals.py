@@ -1,4 +1,4 @@
-"""Signals that arrive where a Python handler cannot raise."""
+"""Defer signals that arrive while a Python handler could not raise."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Callable, Iterator
 
 
 @contextlib.contextmanager
-def signals_put_off() -> Iterator[None]:
-    """Put off the handlers of signals, Ctrl-C's (SIGINT) too, to the end of the block.
+def deferred_signals() -> Iterator[None]:
+    """Defer the handlers of all signals, also of Ctrl-C (SIGINT), to the end of the block.
 
-    Python runs a handler on the main thread before the next line, even in a function that a C
-    library calls. Nothing can be raised there: ctypes prints the KeyboardInterrupt, and the
-    function's work is not done.
+    Python runs a handler on the main thread before the next line, even in a callback of a C
+    library. A callback cannot raise: ctypes prints the KeyboardInterrupt, and the callback ends
+    before its work is done.
     """
     with contextlib.ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():
             for number in sorted(signal.valid_signals()):
                 handler = signal.getsignal(number)
                 if callable(handler):
-                    stack.enter_context(_put_off(number, handler))
+                    stack.enter_context(_deferred(number, handler))
         yield
 
 
 @contextlib.contextmanager
-def _put_off(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+def _deferred(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     arrivals: list[tuple[int, FrameType | None]] = []
     signal.signal(number, lambda *arguments: arrivals.append(arguments))
     try:

@@ -1,9 +1,9 @@
-"""Symbols, their JSON and their files, and a check of what MXNet takes on trust.
+"""Read symbols, their JSON and their files, and check what MXNet's reader does not.
 
 MXNet's reader (``nnvm/src/pass/saveload_json.cc``, ``src/nnvm/legacy_json_util.cc``) does not check
-the numbers in a graph. An output that does not exist, a node after its reader or an operator
-without its inputs ends the process. How many inputs and outputs an operator has depends on its
-attributes, so MXNet is asked about each operator alone.
+the numbers in a graph: an output that does not exist, a node after its reader or an operator
+without its inputs crashes the process. How many inputs and outputs an operator has depends on its
+attributes; this module finds out by composing each operator alone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from memonger.support.mxnet import mx
 from memonger.support.types import Json, Symbol
 from memonger.support.versions import VERSION, json_of
 
-OLDEST = 800  # the version of a file that names none
-OWN_STATES = 900  # older files lack auxiliary states: MXNet adds the inputs
+OLDEST = 800  # the version of a file without a version
+OWN_STATES = 900  # older files lack auxiliary states, which MXNet adds as inputs
 
 #: Attributes of variables that later versions hide (``UpgradeJSON_FixParsing`` in
 #: ``legacy_json_util.cc``); until 1.9.1 an attribute may begin or end so, as in ``weight_lr_mult``.
@@ -31,16 +31,16 @@ HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
 
 #: Attributes that hold a number of inputs (``key_var_num_args`` and the like).
 COUNTS = ("num_args", "num_arrays", "num_weights", "num_tensors")
-MAX_OUTPUTS = 2**20  # of one operator; MXNet names every one
+MAX_OUTPUTS = 2**20  # of one operator, because MXNet makes a name for each
 #: Operator of control flow -> how many subgraphs it has, which ``num_args`` counts as inputs.
 CONTROL_FLOW = {"_foreach": 1, "_while_loop": 2, "_cond": 3}
-#: What an operator takes and makes: input names (None: any), places of its states, output count.
+#: Inputs and outputs of an operator: input names (None: any), indices of its states, output count.
 Arity = Tuple[Optional[Tuple[str, ...]], Tuple[int, ...], int]
 _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
 
 
 def read(symbol: Symbol) -> Json:
-    """Return the graph that a symbol's JSON holds, with the casts that AMP has put in."""
+    """Return the graph in a symbol's JSON, with the casts that AMP has inserted."""
     return json.loads(json_of(symbol), strict=False)
 
 
@@ -51,15 +51,16 @@ def as_json(graph: Json) -> str:
 
 
 def attributes(node: Json) -> dict[str, str]:
-    """Return the attributes of a node in a symbol's JSON, under all keys that they have had."""
+    """Return the attributes of a node in a symbol's JSON, in the format of any version."""
     last = [key for key in node if key in ("attr", "attrs")][-1:]
     return {**node.get("param", {}), **(node[last[0]] if last else {})}
 
 
 def check_graph(graph: Json, subject: str, version: int = VERSION) -> None:
-    """Refuse a graph unless every node reads outputs of nodes before it, as many as it takes.
+    """Raise MemongerError unless each node reads existing outputs of earlier nodes.
 
-    ``subject`` begins the message of a MemongerError; MXNet of this ``version`` wrote the JSON.
+    It must also have as many inputs as its operator takes. ``subject`` begins the message; MXNet of
+    this ``version`` wrote the JSON.
     """
     where = subject
     try:
@@ -81,11 +82,13 @@ def check_graph(graph: Json, subject: str, version: int = VERSION) -> None:
         _check_entries(graph["heads"], "an output of the network", nodes, outputs)
         for a in graph["arg_nodes"]:
             if not _is_count(a) or a >= len(nodes) or nodes[a]["op"] != "null":
-                raise MemongerError(f"arg_nodes names node {a!r}, which is no variable (op 'null')")
+                raise MemongerError(
+                    f"arg_nodes has node {a!r}, which is not a variable (op 'null')"
+                )
     except MemongerError as error:
         raise MemongerError(f"{where}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise MemongerError(f"{where}: it is not as MXNet writes it ({error!r})") from None
+        raise MemongerError(f"{where}: this is not MXNet's format ({error!r})") from None
 
 
 def _is_count(number: object) -> bool:
@@ -95,31 +98,31 @@ def _is_count(number: object) -> bool:
 def _check_entries(
     entries: Sequence[Sequence[int]], kind: str, nodes: Sequence[Json], outputs: Sequence[int]
 ) -> None:
-    """Refuse entries unless they name outputs that exist, of nodes before their reader."""
+    """Raise MemongerError unless entries name existing outputs of nodes before their reader."""
     for entry in entries:
         if type(entry) is not list or len(entry) not in (2, 3) or not all(map(_is_count, entry)):
-            raise MemongerError(f"{kind} is written as [node, output], not {entry!r}")
+            raise MemongerError(f"{kind} must be [node, output], not {entry!r}")
         a, b = entry[:2]
         if a >= len(outputs):
-            before = f"none of the {len(outputs)} nodes before it"
-            raise MemongerError(f"{kind} is output of node {a}, which is {before}")
+            before = f"only {len(outputs)} nodes come before"
+            raise MemongerError(f"{kind} is an output of node {a}, but {before}")
         if b >= outputs[a]:
             name = f"node {a} ({nodes[a]['name']!r}, {nodes[a]['op']})"
-            raise MemongerError(f"{kind} is output {b} of {name}, which has {outputs[a]}")
+            raise MemongerError(f"{kind} is output {b} of {name}, which has only {outputs[a]}")
 
 
 def _count_outputs(node: Json, nodes: Sequence[Json], version: int) -> int:
-    """Count the outputs of a node; refuse it if its operator takes other inputs."""
+    """Count the outputs of a node; raise MemongerError if its operator takes other inputs."""
     op, count = node["op"], len(node["inputs"])
     subgraphs: list[Json] = node.get("subgraphs", [])
     if op == "null":
         if count or subgraphs:
-            raise MemongerError("it is a variable, and has inputs")
+            raise MemongerError("it is a variable, but has inputs")
         return 1
     if op in ("_Native", "_NDArray"):  # they hold a pointer
-        raise MemongerError(f"{op} is of the process that made it, and of no file")
+        raise MemongerError(f"{op} points into the process that made it; use a Custom operator")
     if "backward" in op.split("_"):
-        raise MemongerError(f"{op} is a gradient; give the network without them")
+        raise MemongerError(f"{op} is a gradient; give the network without gradients")
     attrs = attributes(node)
     hidden = HIDDEN if version < VERSION else ()
     outgrown = [key for key in attrs if key.startswith(hidden) or key.endswith(hidden)]
@@ -127,23 +130,23 @@ def _count_outputs(node: Json, nodes: Sequence[Json], version: int) -> int:
         del attrs[key]
     names, states, outputs = _ask_arity(op, attrs, subgraphs, count)
     if outputs > MAX_OUTPUTS:
-        raise MemongerError(f"{op} has {outputs} outputs")
+        raise MemongerError(f"{op} has {outputs} outputs, more than {MAX_OUTPUTS}")
     if names is not None and len(names) != count:
         if version >= OWN_STATES or count > len(names):
             raise MemongerError(f"{op} takes {len(names)} inputs, not {count}")
-    for k in [k for k in states if k < count]:  # the operator writes there, or MXNet dies
+    for k in [k for k in states if k < count]:  # MXNet crashes if the operator cannot write there
         source = nodes[node["inputs"][k][0]]
         if source["op"] != "null":
             written = f"the output of {source['name']!r} ({source['op']})"
             raise MemongerError(f"input {k} of {op} must be a variable, not {written}")
     for key in outgrown:  # MXNet looks up the input that an attribute such as gamma_lr_mult names
         if key.rsplit("_", 2)[0] in (names or ())[count:]:
-            raise MemongerError(f"its {key!r} is of an input that is not there")
+            raise MemongerError(f"its attribute {key!r} names an input that it does not have")
     return outputs
 
 
 def _check_counts(op: str, attrs: Mapping[str, str], count: int, subgraphs: int) -> None:
-    """Refuse counts with which MXNet must not be asked about an operator."""
+    """Raise MemongerError for counts with which MXNet would crash when it composes an operator."""
     if op in CONTROL_FLOW:
         if subgraphs != CONTROL_FLOW[op]:
             raise MemongerError(f"{op} takes {CONTROL_FLOW[op]} subgraphs, not {subgraphs}")
@@ -156,22 +159,23 @@ def _check_counts(op: str, attrs: Mapping[str, str], count: int, subgraphs: int)
         if outside or (op == "_foreach" and len(places) != count):
             raise MemongerError(f"it has {count} inputs, but {text!r} for their locations")
     elif subgraphs == 0 and op.startswith("_sg_"):
-        raise MemongerError(f"{op} takes a subgraph, and has none")
+        raise MemongerError(f"{op} takes a subgraph, but has none")
     for key in COUNTS:
         if op not in CONTROL_FLOW and _number(attrs.get(key, "")) > count:
             raise MemongerError(f"{op} takes {attrs[key]} inputs, not {count}")
     if _number(attrs.get("num_outputs", "")) > MAX_OUTPUTS:
-        raise MemongerError(f"{op} has {attrs['num_outputs']} outputs")
+        raise MemongerError(f"{op} has {attrs['num_outputs']} outputs, more than {MAX_OUTPUTS}")
 
 
 def _number(text: str) -> int:
-    """Return the number that MXNet reads, or -1 if it reads none."""
+    """Return the number that MXNet reads from a text, or -1 if it reads none."""
     match = re.match(r"\s*\+?([0-9]+)\s*$", text)
     return int(match[1][:18]) if match else -1
 
 
 def _ask_arity(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Json], count: int) -> Arity:
-    ask = _arity.__wrapped__  # the registered operator reads all attributes, and may change
+    # A Custom operator reads all attributes, and may be registered anew, so it is not cached.
+    ask = _arity.__wrapped__
     if op != "Custom":
         ask = _arity
         attrs = {key: value for key, value in attrs.items() if not key.startswith("__")}
@@ -195,7 +199,7 @@ def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: i
         return None, (), outputs
     try:
         composed = alone(name="n")
-    except mx.MXNetError:  # its inputs have no names: it is composed with all of them or not at all
+    except mx.MXNetError:  # an operator whose inputs have no names needs all of them
         composed = alone(*[mx.sym.var(f"n_{k}") for k in range(count)], name="n")
     names = [variable["name"] for variable in read(composed)["nodes"][:-1]]
     states = set(composed.list_auxiliary_states())
@@ -204,10 +208,10 @@ def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: i
 
 
 def load_nodes(nodes: Sequence[Json], heads: Sequence[Sequence[int]]) -> Symbol:
-    """Make a Symbol of nodes and outputs in the form of its JSON, without a check."""
+    """Make a Symbol from nodes and outputs in the format of its JSON, without a check."""
     variables = [i for i, node in enumerate(nodes) if node["op"] == "null"]
     attrs = {"mxnet_version": ["int", VERSION]}
-    if mx.util.is_np_shape():  # or MXNet takes zeros in shapes of variables for unknown
+    if mx.util.is_np_shape():  # otherwise MXNet reads zeros in shapes of variables as unknown
         attrs["is_np_shape"] = ["int", 1]
     graph = {"nodes": nodes, "arg_nodes": variables, "heads": heads, "attrs": attrs}
     return mx.sym.load_json(as_json(graph))
@@ -226,10 +230,10 @@ def all_outputs(graph: Json) -> Symbol:
 
 
 def load(path: files.Path) -> Symbol:
-    """Read a network from a file, and check it before MXNet sees it.
+    """Read a network from a file, and check it before MXNet reads it.
 
-    MXNet itself ends the process when a file is damaged in some ways. Files that older versions of
-    MXNet have saved are read too.
+    MXNet's own ``mx.sym.load`` crashes the process on some damaged files. Files of older versions
+    of MXNet can be read too.
 
     Parameters
     ----------
@@ -243,8 +247,8 @@ def load(path: files.Path) -> Symbol:
     Raises
     ------
     MemongerError
-        If there is no such file, or it holds no whole network of MXNet; it says what is wrong at
-        which node.
+        If the file does not exist, cannot be read, or does not contain a complete network; the
+        message names the node and what is wrong with it.
 
     Examples
     --------
@@ -258,11 +262,11 @@ def load(path: files.Path) -> Symbol:
         data = Path(os.fsdecode(path)).read_bytes()
     except OSError as error:
         raise MemongerError(f"{shown} cannot be read: {error.strerror}") from None
-    subject = f"{shown} holds no network that MXNet can read"
+    subject = f"{shown} is not a network that MXNet can read"
     try:
         graph = json.loads(data.decode("utf-8-sig"), strict=False)  # names may hold any character
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or nested too deeply
-        cut = f"it ends at byte {len(data)}; copy or save it again if that is too early"
+        cut = f"it ends at byte {len(data)}; if it is cut off, copy or save it again"
         raise MemongerError(f"{subject}: {error}; {cut}") from None
     version = OLDEST
     with contextlib.suppress(TypeError, KeyError, ValueError):

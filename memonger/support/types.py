@@ -1,6 +1,6 @@
-"""Types for annotations alone: what MXNet's untyped objects are, and arrays by what they hold.
+"""Types for annotations only: MXNet's classes, and NumPy arrays by the type of their elements.
 
-MXNet has no types, so that a type checker knows its classes by name only.
+MXNet has no annotations, so a type checker knows its classes by name only.
 """
 
 from typing import TYPE_CHECKING, Any, Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike as DTypeLike
     from numpy.typing import NDArray as Array
 
-    Json = Any  # type: ignore[misc]  # what a text in JSON holds
+    Json = Any  # type: ignore[misc]  # a parsed JSON value
     Keywords = Mapping[str, Any]  # type: ignore[misc]  # arguments of `memonger.plan` and others
     AnyArray = Array[Any]  # type: ignore[misc]  # an array that a header names
     Array1 = Array[np.generic]
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Int64s = Array[np.int64]
     Floats = Array[np.float32]
     Doubles = Array[np.float64]
-else:  # nobody evaluates annotations, but the names are imported
+else:  # annotations are not evaluated, but the names are imported
 
     def __getattr__(name):
         if name.startswith("__"):

@@ -1,8 +1,8 @@
-"""How arrays are marked on autograd's tape: as which variables, with which requests.
+"""Find how an array is marked on autograd's tape: its variable and its gradient request.
 
-Only the operators that compute the gradient of a variable get the request for it (``AGInfo`` in
-``include/mxnet/imperative.h``). So this module, when it is imported, replaces the function of MXNet
-that marks variables by one that also notes the requests.
+MXNet passes the request of a variable only to the operators that compute its gradient (``AGInfo``
+in ``include/mxnet/imperative.h``), and has no function that returns it. So when this module is
+imported, it replaces the function of MXNet that marks variables by one that also notes requests.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _REQUEST_OF_NUMBER = {mx.autograd._GRAD_REQ_MAP[request]: request for request in
 
 
 class Mark(NamedTuple):
-    """What the tape has for an array."""
+    """The variable that autograd's tape has for an array."""
 
-    name: str  # of the variable; no other one has it
-    request: str  # for the gradient
+    name: str  # of the variable, unique
+    request: str  # for its gradient: 'null', 'write' or 'add'
 
 
-_marks: dict[int, Mark] = {}  # the latest of each handle of an array, which may have been freed
+_marks: dict[int, Mark] = {}  # handle of an array (which may be freed) -> its latest mark
 
 
 def symbol_of(handle: object) -> Symbol:
-    """Return the symbol of what an array was computed from, or None if it is not on the tape."""
+    """Return the recorded computation of an array as a symbol; None if it is not on the tape."""
     symbol = mx.base.SymbolHandle()
     if LIB.MXAutogradGetSymbol(handle, ctypes.byref(symbol)) != 0:
         return None
@@ -42,14 +42,15 @@ def symbol_of(handle: object) -> Symbol:
 
 
 def is_noted(array: NDArray) -> bool:
-    """Return whether an array was marked since memonger was imported, or is not marked."""
+    """Return whether the mark of an array is known: it has none, or was marked after the import."""
     symbol = symbol_of(array.handle)
     return symbol is None or _noted_mark(array, symbol) is not None
 
 
 def mark_of(array: NDArray, unseen: str = WRITE) -> Mark:
-    """Return what an array is marked as; the gradient of what was computed is written.
+    """Return the mark of an array.
 
+    An array that autograd computed has the request 'write', one that is not on the tape 'null'.
     ``unseen`` is the request of a variable that was marked before memonger was imported.
     """
     symbol = symbol_of(array.handle)
@@ -59,14 +60,14 @@ def mark_of(array: NDArray, unseen: str = WRITE) -> Mark:
     if mark is not None:
         return mark
     names = symbol.list_inputs()
-    # ``MarkVariables`` names variables so; ``RecordOp`` names what it makes of other arrays.
+    # ``MarkVariables`` names variables 'var...'; ``RecordOp`` names other inputs in another way.
     is_marked = any(name.startswith("var") for name in names)
     request = unseen if names == [symbol.name] else WRITE
     return Mark(symbol.name, request if is_marked else NULL)
 
 
 def _noted_mark(array: NDArray, symbol: Symbol) -> Mark | None:
-    """Return the mark that was noted of an array, if it is still that of its symbol."""
+    """Return the mark that was noted of an array, if its handle still has the same variable."""
     mark = _marks.get(array.handle.value)
     return mark if mark is not None and mark.name == symbol.name else None
 
@@ -74,7 +75,7 @@ def _noted_mark(array: NDArray, symbol: Symbol) -> Mark | None:
 def _mark(  # type: ignore[misc]  # arrays of ctypes
     usual: CFuncPtr, count: int, variables: Any, requests: Any, gradients: Any
 ) -> int:
-    """Run ``MXAutogradMarkVariables``, and note the requests."""
+    """Call ``MXAutogradMarkVariables``, and note the requests."""
     status = int(usual(count, variables, requests, gradients))
     if status == 0:
         for k in range(count):

@@ -1,4 +1,4 @@
-"""Differences between versions of MXNet. docs/versions.md lists all, and the versions tried."""
+"""Differences between versions of MXNet; docs/versions.md lists them and the tested versions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ mx.base.check_call(mx.base._LIB.MXGetVersion(ctypes.byref(_version)))
 #: 10901 for 1.9.1, as MXNet writes it into files (``include/mxnet/base.h``).
 VERSION = _version.value
 
-#: What MXNet raises: a RuntimeError; before 1.7 an MXNetError is none.
+#: What MXNet raises. Before 1.7 MXNetError is not a RuntimeError.
 MXNET_ERRORS = (RuntimeError, mx.MXNetError)
 
 #: Before 1.7 many gradients cannot be invoked by name: they are registered without their number of
 #: inputs (``set_num_inputs``), which then counts as one.
 CAN_SCHEDULE = VERSION >= 10700
 
-#: Gradient -> inputs that it changes without telling the engine (``FMutateInputs``), before 1.8.
-MOVED_UNTOLD = {"_backward_BatchNorm": (6, 7)} if VERSION < 10800 else {}
+#: Gradient -> inputs that it changes but does not declare (``FMutateInputs``), before 1.8.
+UNDECLARED_MUTATIONS = {"_backward_BatchNorm": (6, 7)} if VERSION < 10800 else {}
 
 
 def json_of(symbol: Symbol) -> str:
-    """Write a symbol as JSON, with the casts that AMP has put in."""
-    options = {} if VERSION < 10700 else {"remove_amp_cast": False}  # before, it always keeps them
+    """Return the JSON of a symbol, with the casts that AMP has inserted."""
+    options = {} if VERSION < 10700 else {"remove_amp_cast": False}  # 1.6 always keeps them
     return str(symbol.tojson(**options))

@@ -83,8 +83,8 @@ def masks() -> Any:
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (wide, "of the 12.0 MB of the peak, the gradient of 'tanh' (Activation) alone needs 12.0"),
-        (masks, "of the peak, 1.5 MB must not be recomputed (24 Dropout), and the gradient"),
+        (wide, "the peak is 12.0 MB; the gradient of 'tanh' (Activation) alone needs 12.0"),
+        (masks, "; 1.5 MB must not be recomputed (24 Dropout), and the gradient"),
     ],
 )
 def test_a_warning_tells_what_makes_the_peak(

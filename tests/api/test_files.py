@@ -137,21 +137,21 @@ def reading(node: int, *inputs: list[Any]) -> Change:
 FC_INPUTS = [1, 0], [2, 0]
 #: The nodes: data, fc_weight, fc_bias, fc, bn_gamma, beta, mean, var, bn, softmax_label, softmax.
 BAD: list[tuple[Change, str]] = [
-    (lambda g: g.update(nodes={}), "node 10, which is none of the 0 nodes before it"),
-    (lambda g: g.pop("heads"), "it is not as MXNet writes it (KeyError('heads'))"),
+    (lambda g: g.update(nodes={}), "node 10, but only 0 nodes come before"),
+    (lambda g: g.pop("heads"), "this is not MXNet's format (KeyError('heads'))"),
     (lambda g: g.update(layers=[]), "Unknown field layers"),
-    (lambda g: g["nodes"].insert(3, None), "node 3: it is not as MXNet writes it"),
-    (lambda g: g["nodes"][3].pop("name"), "node 3: it is not as MXNet writes it (KeyError('name'"),
+    (lambda g: g["nodes"].insert(3, None), "node 3: this is not MXNet's format"),
+    (lambda g: g["nodes"][3].pop("name"), "node 3: this is not MXNet's format (KeyError('name'"),
     (of(3, name=7), "but get '7'"),
     (of(3, name="\ud800"), "can't encode character '\\ud800'"),
     (of(3, name="a\0b"), "reach end of line"),
-    (of(3, attrs=[]), "node 3 ('fc'): it is not as MXNet writes it"),
+    (of(3, attrs=[]), "node 3 ('fc'): this is not MXNet's format"),
     (of(3, attrs={"num_hidden": 4}), "node 3 ('fc'): FullyConnected: "),
     (of(3, attrs={"num_hidden": "x"}), "('fc'): FullyConnected: Invalid Parameter format for num_"),
     (lambda g: g["nodes"][3].pop("attrs"), "FullyConnected: Required parameter num_hidden"),
     (of(3, op="Fc"), "node 3 ('fc'): Fc: Failed loading Op n of type Fc"),
     (of(3, op="Custom", attrs={"op_type": "of_nobody"}), "no operator 'of_nobody' is registered"),
-    (of(3, op="_Native"), "of the process that made it"),
+    (of(3, op="_Native"), "points into the process that made it"),
     (of(3, op="_backward_BatchNorm_v1"), "is a gradient"),
     (lambda g: g["nodes"][8]["inputs"].pop(), "node 8 ('bn'): BatchNorm takes 5 inputs, not 4"),
     (of(8, inputs=[]), "BatchNorm takes 5 inputs, not 0"),
@@ -160,22 +160,22 @@ BAD: list[tuple[Change, str]] = [
         reading(8, [3, 0], [4, 0], [5, 0], [6, 0], [3, 0]),
         "input 4 of BatchNorm must be a variable, not the output of 'fc' (FullyConnected)",
     ),
-    (lambda g: g["nodes"][3]["inputs"][0].clear(), "is written as [node, output]"),
-    (of(3, inputs=[[0.5, 0], [1, 0], [2, 0]]), "is written as [node, output], not [0.5, 0]"),
+    (lambda g: g["nodes"][3]["inputs"][0].clear(), "must be [node, output]"),
+    (of(3, inputs=[[0.5, 0], [1, 0], [2, 0]]), "must be [node, output], not [0.5, 0]"),
     (of(3, inputs=[[-1, 0, 0]]), "not [-1, 0, 0]"),
-    (reading(10, [8, 3], [9, 0]), "is output 3 of node 8 ('bn', BatchNorm), which has 3"),
-    (reading(3, [0, 1], *FC_INPUTS), "is output 1 of node 0 ('data', null), which has 1"),
-    (reading(3, [11, 0], *FC_INPUTS), "of node 11, which is none of the 3 nodes before it"),
-    (reading(3, [8, 0], *FC_INPUTS), "node 3 ('fc'): an input is output of node 8, which is"),
+    (reading(10, [8, 3], [9, 0]), "is output 3 of node 8 ('bn', BatchNorm), which has only 3"),
+    (reading(3, [0, 1], *FC_INPUTS), "is output 1 of node 0 ('data', null), which has only 1"),
+    (reading(3, [11, 0], *FC_INPUTS), "of node 11, but only 3 nodes come before"),
+    (reading(3, [8, 0], *FC_INPUTS), "node 3 ('fc'): an input is an output of node 8, but"),
     (
         of(3, control_deps=[3]),
-        "a control dependency is output of node 3, which is none of the 3 nodes before",
+        "a control dependency is an output of node 3, but only 3 nodes come before",
     ),
-    (reading(4, [0, 0]), "node 4 ('bn_gamma'): it is a variable, and has inputs"),
-    (lambda g: g["arg_nodes"].append(3), "arg_nodes names node 3"),
+    (reading(4, [0, 0]), "node 4 ('bn_gamma'): it is a variable, but has inputs"),
+    (lambda g: g["arg_nodes"].append(3), "arg_nodes has node 3"),
     (
         lambda g: g.update(heads=[[10, 1, 0]]),
-        "an output of the network is output 1 of node 10 ('softmax', SoftmaxOutput), which has 1",
+        "an output of the network is output 1 of node 10 ('softmax', SoftmaxOutput), which has o",
     ),
     (
         lambda g: g["nodes"][3].update(subgraphs=[{**g, "heads": [[99, 0, 0]], "nodes": []}]),
@@ -193,7 +193,7 @@ def changed(change: Change) -> str:
     return json.dumps(graph)
 
 
-#: MXNet loads these, and dies at the next call.
+#: MXNet loads these, and crashes at the next call.
 CRASHING = (lambda g: g.update(heads=[[10, 7, 0]]), of(8, inputs=[]), reading(10, [8, 9], [9, 0]))
 
 
@@ -211,7 +211,7 @@ TEXTS: list[tuple[bytes, str]] = [
     ('{"é": 1}'.encode("latin-1"), "can't decode byte 0xe9 in position 2"),
     ('{"é": 1,}'.encode(), "line 1 column 9"), (b"{} {}", "Extra data: line 1 column 4"),
     (b"[" * 100000, "recursion depth exceeded"), (b"1" * 10000 + b"x", "bad-symbol.json"),
-    (b"[]", "it is not as MXNet writes it"),
+    (b"[]", "this is not MXNet's format"),
     (b"\x12\x01\x00\x00\x00\x00\x00\x00", "bad-symbol.json"),
 ]  # fmt: skip
 
@@ -340,10 +340,10 @@ def test_files_are_written_with_the_modes_of_any_other(tmp_path: Path) -> None:
 
 
 PLACES = {
-    "": "it is no name of a file",
+    "": "it is not a file name",
     ".": "it is a folder",
     "none/x": "there is no folder",
-    "x" * 300: "File name too long",
+    "x" * 300: "its name is longer than 255 bytes",
 }
 
 

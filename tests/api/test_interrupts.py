@@ -34,7 +34,7 @@ def plans_by(call: str, **options: Any) -> tuple[list[memonger.Plan], Any]:
     return [result] if call == "plan" else [*result], result
 
 
-SMALLEST, FASTEST = "interrupted: this is the best ", "this is the fastest plan that fits"
+SMALLEST, FASTEST = "interrupted: returning the smallest ", "returning the fastest plan within"
 LARGEST, FRONTIER = "is the largest that was found so far", "interrupted"
 #: The call, its options, what share of the so-manieth search is done, and what is warned of.
 FOUND: list[tuple[str, dict[str, Any], float, int, str]] = [

@@ -81,9 +81,9 @@ def test_what_is_wished_takes_its_time() -> None:
         ({"slower_than": 0.9}, "slower_than=0.9 is less than the time without a plan"),
         ({"slower_than": "fast"}, "slower_than"),
         ({"slower_than": math.nan}, "slower_than"),
-        ({"slower_than": 1.2, "planner": "chen2016"}, "slower_than takes neither"),
-        ({"how": "auto", "rules": False}, "how='auto' takes neither"),
-        ({"budget": "knee", "budget_of": "device"}, "budget='knee' bounds no bytes"),
+        ({"slower_than": 1.2, "planner": "chen2016"}, "combined with slower_than"),
+        ({"how": "auto", "rules": False}, "combined with how='auto'"),
+        ({"budget": "knee", "budget_of": "device"}, "budget='knee' is no number of bytes"),
         ({"budget": "knees"}, "or 'knee'"),
     ],
 )

@@ -80,7 +80,7 @@ def test_a_saved_plan_is_of_one_network_and_its_shapes(saved: Any) -> None:
             memonger.load_plan(file, other)
     for said, network, shapes in (
         (r"another shape of input 'data': .*\(4, 3", residual(), {"data": (4, 3, 32, 32)}),
-        ("no input of the network", residual(), {"wrong": (4, 3, 32, 32)}),
+        ("not an input of the network", residual(), {"wrong": (4, 3, 32, 32)}),
         ("give net= too", None, {"data": IMAGES["data"]}),
         ("not a Symbol", mx.gluon.nn.Dense(3), {}),
     ):

@@ -61,7 +61,7 @@ def in_another_mode(net: Any, x: Any, differentiate: Any) -> None:
 @pytest.mark.parametrize(
     ("mistake", "drop", "message"),
     [
-        (after_another_call, 0, "called again since"),
+        (after_another_call, 0, "called again and has reused"),
         (twice, 0.2, "draws random numbers"),
         (in_another_mode, 0.2, "train_mode=False"),
     ],

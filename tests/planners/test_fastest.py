@@ -49,7 +49,7 @@ def test_a_budget_that_cannot_be_met() -> None:
         memonger.plan(net(), SHAPES, budget="1%", how="marks")
     message, least = str(caught.value), caught.value.least_bytes
     assert str(least) in message and "Its peak of " in message
-    assert "No plan can do with less than " in message and " for the gradient of " in message
+    assert "Every plan needs at least " in message and ", for the gradient of " in message
     fitting = memonger.plan(net(), SHAPES, budget=least, how="marks")
     assert fitting.pool_bytes == least
     with pytest.raises(BudgetError):
@@ -79,7 +79,7 @@ def test_a_budget_of_the_device_counts_the_optimizer() -> None:
     plan = planned(budget=budget, optimizer="adam")
     assert plan.device_bytes + 8 * learned <= budget and plan.recomputed
     assert not planned(budget=budget).recomputed  # without the state it fits as it is
-    with pytest.raises(BudgetError, match="parameters, gradients, inputs and the optimizer's"):
+    with pytest.raises(BudgetError, match="parameters, gradients, inputs, the optimizer's state"):
         planned(budget=8 * learned, optimizer="adam")
 
 
@@ -132,7 +132,7 @@ def test_auto_takes_marks_where_there_is_no_schedule(caplog: pytest.LogCaptureFi
     assert plans[0].planner == "no plan" and "planning by marks, because no schedule" in caplog.text
     with pytest.raises(memonger.MemongerError, match="foreach"):
         memonger.plan(symbol, shapes, how="schedule", budget=0.8)
-    for how, words in (("schedule", "foreach"), ("both", "unknown way")):
+    for how, words in (("schedule", "foreach"), ("both", "how='both' is unknown")):
         with pytest.raises(memonger.MemongerError, match=words):
             memonger.frontier(symbol, shapes, how=how)
 
@@ -198,7 +198,7 @@ def test_a_budget_and_a_limit_of_work_that_a_plan_keeps() -> None:
     least = planned(work=2.0)
     both = planned(work=2.0, budget=least.pool_bytes)
     assert both.pool_bytes <= least.pool_bytes and both.recompute_overhead <= 1 + 1e-9
-    with pytest.raises(memonger.BudgetError, match="of work=1 was found|more than work=1"):
+    with pytest.raises(memonger.BudgetError, match="with work=1 was found"):
         planned(work=1.0, budget=0.3)
 
 

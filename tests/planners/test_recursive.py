@@ -381,7 +381,7 @@ def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
 def test_work_below_one_pass_is_refused() -> None:
     search = ScheduleSearch(work_of(*NETWORKS["chain"]()), EFFORT)
     for work in (0.5, float("nan"), -1):
-        with pytest.raises(memonger.MemongerError, match="work is 1 or more"):
+        with pytest.raises(memonger.MemongerError, match="give 1 or more, or None"):
             search.least_memory(work)
 
 

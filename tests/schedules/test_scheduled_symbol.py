@@ -373,7 +373,7 @@ def test_what_no_schedule_can_do_is_refused_by_name() -> None:
         ("group2ctx", symbol, GROUPS),
         (ROW_SPARSE, symbol, {"stype_dict": {"words": "row_sparse"}}),
         (ROW_SPARSE, stored, {}),
-        ("gradient of 'words' is made row by row", sparse, {}),
+        ("gradient of 'words' is stored row by row", sparse, {}),
         ("grad_req of 'data' is 'writ'", symbol, {"grad_req": "writ"}),
         (r"grad_req has 1 entries", symbol, {"grad_req": ["write"]}),
     ]

@@ -8,7 +8,7 @@ from typing import Any, Iterator
 
 import pytest
 
-from memonger.support.signals import signals_put_off
+from memonger.support.signals import deferred_signals
 
 NUMBERS = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 
@@ -31,7 +31,7 @@ def test_each_handler_is_called_at_the_end_also_where_others_raise() -> None:
     for number in NUMBERS:
         signal.signal(number, handler)
     with pytest.raises(KeyboardInterrupt):
-        with signals_put_off():
+        with deferred_signals():
             for number in NUMBERS:
                 signal.raise_signal(number)
             assert not called
@@ -44,7 +44,7 @@ def test_other_threads_and_signals_without_a_handler_are_left_alone() -> None:
     before = [signal.getsignal(number) for number in NUMBERS]
     seen: list[Any] = []
 
-    @signals_put_off()
+    @deferred_signals()
     def work() -> None:
         seen.append([signal.getsignal(number) for number in NUMBERS])
 

@@ -1,10 +1,9 @@
-"""How fast operators run on a nominal CPU: one thread of an x86-64 server with AVX2.
+"""Rates of a nominal CPU, and factors for classes of operators: one x86-64 thread with AVX2.
 
-A CPU has no data sheet that says how near a kernel comes to what the processor can do, and MXNet's
-kernels differ a hundredfold: convolutions are MKLDNN's, a power is one call of the C library for
-each number. So each class of operators has two constants: how many times the time of the roofline
-it takes, forward and with its gradient. They are rounded, for what counts is which operators are
-dear beside others. `benchmarks/operators.py` compares them with any CPU.
+The efficiency of MXNet's kernels on a CPU differs a hundredfold: MKLDNN computes convolutions, but
+a power is one call of the C library for each number. So each class of operators has two factors,
+forward and gradient: its time divided by that of the roofline. They are rounded, because only the
+relative cost of operators matters. `benchmarks/operators.py` compares them with the CPU at hand.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from memonger.costs.time.gpus import Rates
 from memonger.graph.forward import ForwardGraph
 from memonger.support.types import Doubles
 
-NOMINAL_CPU = "CPU"  # beside the names of GPUs
-#: A convolution's FLOPs a second, the bytes of a sum of two arrays, and the call of an operator.
+NOMINAL_CPU = "CPU"  # the name of the nominal CPU, as a GPU has a name
+#: FLOPs a second of a convolution, bytes a second of a sum of two arrays, seconds of a call.
 CPU_RATES = Rates(50e9, 6e9, 5e-6)
 
-#: Multiples of the time by the roofline: forward, and of the gradient. A variant of an operator
-#: (see `find_class`) goes before the operator; an operator that is nowhere has (1, 1).
+#: Classes of operators -> factors on the time of the roofline, forward and gradient. The variant of
+#: an operator (see `find_class`) has precedence; an operator in no class has (1, 1).
 _CLASSES: dict[str, tuple[float, float]] = {
     "Convolution Deconvolution dot matmul einsum tensordot tensordot_int_axes RNN": (1, 1.2),
     "Convolution:grouped Deconvolution:grouped": (1.6, 2),  # few products for each byte
@@ -64,10 +63,7 @@ _FACTORS = {name: factors for names, factors in _CLASSES.items() for name in nam
 
 
 def find_factors(graph: ForwardGraph) -> Doubles:
-    """Find how many times as long as by the roofline each node takes: (nodes, 2).
-
-    The second column is of its gradient.
-    """
+    """Return the factors of each node on the roofline's time: (nodes, 2), forward and gradient."""
     factors = np.ones((len(graph.nodes), 2))
     for i in graph.operators:
         factors[i] = _FACTORS.get(find_class(graph, i), (1, 1))
@@ -75,7 +71,7 @@ def find_factors(graph: ForwardGraph) -> Doubles:
 
 
 def find_class(graph: ForwardGraph, i: int) -> str:
-    """Find the class of an operator: its name without a prefix, and its variant if that counts."""
+    """Return the class of an operator: its name without prefix, with a variant that matters."""
     node, shapes = graph.nodes[i], {graph.tensors[a][b].shape for a, b in graph.nodes[i].inputs}
     op = re.sub("^_(npi|np|npx|contrib|linalg)_", "", node.op)
     variant = node.attrs.get("act_type", "leaky" if op == "LeakyReLU" else "")

@@ -1,10 +1,10 @@
 """Count the floating point operations of a forward pass, from parameters and shapes.
 
 Every multiplication, addition, comparison, division or function (exp, tanh, root) of an element is
-one operation, so a multiply-add is two. Products with zeros of the padding count, as in the figures
-that papers give; the scalars alpha and beta of a matrix product do not. Moving data is free. An
-operator that is in no table is taken to be elementwise. A weight's shape tells how many products go
-into one output, whatever layout and groups are (``src/operator/nn/convolution.cc``).
+one operation, so a multiply-add is two. Products with padding zeros count, as in the figures of
+papers; the scalars alpha and beta of a matrix product do not. Moving data is free. An operator that
+is not in the table counts as elementwise. The shape of a weight gives the number of products for
+one output, for all layouts and groups (``src/operator/nn/convolution.cc``).
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ Formula = Callable[[Attrs, Shapes, Shapes], int]
 
 
 def _per_input(operations: int) -> Formula:
-    """Make the formula of so many operations for every element of the first input."""
+    """Return the formula for this number of operations for each element of the first input."""
     return lambda a, x, y: operations * prod(x[0])
 
 
 def _filters(weight: int) -> Formula:
-    """Make the formula of filters, which are the input ``weight``; the next input is a bias."""
+    """Return the formula for filters, which are input ``weight``; the next input is the bias."""
     return lambda a, x, y: (2 * prod(x[weight][1:]) + (len(x) > weight + 1)) * prod(y[0])
 
 
 def _count_product(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
-    """Multiply each element of the left matrix with a row of the right, and add."""
+    """Count a product of matrices: each element of the left one times a row of the right one."""
     return 2 * prod(ins[0]) * outs[0][-1]
 
 
 def _count_einsum(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
-    """Multiply one element of each input for every combination of the labels, and add.
+    """Count a product of one element of each input, and a sum, for every combination of labels.
 
-    That is without the order of ``optimize``. The axes of an ellipsis come first, as they are in
-    the input that has most.
+    The order of ``optimize`` is ignored. The axes of an ellipsis come first, and are counted as
+    those of the input with most of them.
     """
     sizes: dict[str, int] = {}
     others = 1
@@ -54,8 +54,8 @@ def _count_einsum(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     return len(ins) * prod(sizes.values()) * others
 
 
-#: Gates, and operations of one element of the state beside the two matrix products: adding them
-#: and two biases and the activation of each gate (4), then what the cell does with the gates.
+#: Mode -> number of gates, and operations for each element of the state besides the two matrix
+#: products: 4 for each gate (adding the products and two biases, activation), then the cell's.
 _CELLS = {"rnn_relu": (1, 4), "rnn_tanh": (1, 4), "lstm": (4, 16 + 5), "gru": (3, 12 + 5)}
 
 
@@ -73,7 +73,7 @@ def _count_rnn(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     return total * directions * steps * batch
 
 
-#: By parameters, shapes of the inputs (x) and of the outputs (y).
+#: Operators -> formula, of the parameters (a), the shapes of inputs (x) and of outputs (y).
 _OF_SEVERAL: dict[str, Formula] = {
     "Convolution Convolution_v1 FullyConnected": _filters(1),
     "_contrib_DeformableConvolution": _filters(2),  # without interpolation, 1 to 2 % of it
@@ -129,11 +129,11 @@ _OF_SEVERAL: dict[str, Formula] = {
     "softmin": _per_input(6),
     "add_n": lambda a, x, y: (len(x) - 1) * prod(y[0]),
     "norm _npi_norm": _per_input(2),
-    # One operation for every element that goes in.
+    # One operation for every element of the input.
     "_contrib_AdaptiveAvgPooling2D argmax argmax_channel argmin col2im max mean min nanprod nansum"
     " prod sum _square_sum _np_all _np_any _np_max _np_min _np_prod _np_sum _npi_argmax _npi_argmin"
     " _npi_mean": _per_input(1),
-    # Those that move data.
+    # Operators that only move data.
     """
     BlockGrad Cast Concat Crop Embedding Flatten IdentityAttachKLSparseReg LinearRegressionOutput
     MAERegressionOutput MakeLoss Pad Reshape SequenceLast SequenceMask SequenceReverse SliceChannel
@@ -153,7 +153,7 @@ _FORMULAS = {op: formula for ops, formula in _OF_SEVERAL.items() for op in ops.s
 
 
 def count_forward_flops(graph: ForwardGraph) -> Int64s:
-    """Count the operations of the forward pass of each node of a graph."""
+    """Return the operations of each node of a graph in a forward pass: (nodes,) of int64."""
     counts = np.zeros(len(graph.nodes), dtype=np.int64)
     for i in graph.operators:
         node, outputs = graph.nodes[i], [tensor.shape for tensor in graph.shown_tensors(i)]

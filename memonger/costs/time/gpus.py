@@ -1,4 +1,4 @@
-"""What GPUs can do by NVIDIA's data sheets, and which of them is the GPU that is here."""
+"""Rates of GPUs from NVIDIA's data sheets, and the names of the GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import NamedTuple
 
 log = logging.getLogger("memonger")
 
-CALL = 5e-6  # seconds from one kernel to the next on any GPU: an assumption, no data sheet has it
-USUAL = "V100"  # for a plan for any GPU, and for a GPU whose data sheet is not here
+CALL = 5e-6  # seconds from one kernel to the next on any GPU; assumed, for no data sheet has it
+USUAL = "V100"  # for plans for any GPU, and for GPUs without a data sheet below
 
 
 class Rates(NamedTuple):
-    """What a device can do."""
+    """The rates of a device."""
 
     flops: float  # floating point operations a second
     nbytes: float  # bytes read and written a second
-    call: float  # seconds that an operator takes that does nothing
+    call: float  # seconds of the call of an operator
 
 
-#: FP32 TFLOP/s at the boost clock without tensor cores, and GB/s of the memory. MXNet 1.9.1's wheel
-#: runs on all of them (compute capability 5.2 to 8.9) but the last three, which need a build of
-#: their own (``docs/gpu.md``). Where a GPU is sold in several forms it is the SXM one; of the M60's
-#: two GPUs one; of A100s that with 40 GB.
+#: FP32 TFLOP/s at the boost clock without tensor cores, and GB/s of the memory. The wheel of MXNet
+#: 1.9.1 runs on all of them (compute capability 5.2 to 8.9) except the last three, which need
+#: another build (``docs/gpu.md``). The figures are for the SXM form where there are several, for
+#: one of the M60's two GPUs, and for the A100 with 40 GB.
 _DATA_SHEETS = {
     "M60": (4.8, 160),
     "P100": (10.6, 732),
@@ -50,17 +50,17 @@ GPUS = {
 
 @functools.lru_cache(maxsize=None)
 def find_sheet(device_id: int) -> str:
-    """Find the name in `GPUS` of a GPU that is here; `USUAL`, with a warning, if it has none."""
+    """Return the name in `GPUS` of a GPU of this machine; `USUAL`, with a warning, if unknown."""
     name = read_gpu_name(device_id)
     named = [gpu for gpu in GPUS if re.search(rf"(?<!\w){gpu}(?!\w)", name)]
     if not named:
-        text = "no data sheet of gpu(%d) (%r) is known: times are those of a %s; gpu= names another"
+        text = "gpu(%d) (%r) has no known data sheet: predicting times for %r; set gpu= for another"
         log.warning(text, device_id, name, USUAL)
     return max(named, key=len, default=USUAL)
 
 
 def read_gpu_name(device_id: int) -> str:
-    """Read how the driver names a GPU, numbered as in CUDA; empty if it does not say."""
+    """Return the driver's name of a GPU, by its number in CUDA; '' if there is none."""
     device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
     try:
         driver = ctypes.CDLL("libcuda.so.1")

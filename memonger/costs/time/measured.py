@@ -1,10 +1,10 @@
 """Measure how long operators take, each alone at its own shapes, in a child process.
 
-A kernel may crash, or spoil the memory of its process; and a script's own profile, random numbers
-and memory must stay as they are. So nothing is measured in the user's process. Each distinct
-operator (its parameters, shapes and types) is bound alone in the child, warmed, and run some times,
-forward and with its gradient. Where that fails, the predicted time counts. A process remembers what
-was measured.
+A kernel may crash or corrupt the memory of its process, and a script's profile, random numbers and
+memory must not change. So nothing is measured in the user's process. The child binds each distinct
+operator (its parameters, shapes and types) alone, warms it up, and runs it several times, forward
+and with its gradient. If that fails, the predicted time is used. Measurements are cached in the
+process.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from memonger.support.versions import MXNET_ERRORS
 
 log = logging.getLogger("memonger")
 
-ROUNDS = 7  # of which the least time counts
-#: The child imports this memonger, whatever is first on the script's path, then measures.
+ROUNDS = 7  # the shortest of these counts
+#: The child imports this memonger, even if the script's path has another one first, and measures.
 CHILD = """
 import sys
 sys.path[:] = sys.argv[1:]
@@ -51,14 +51,14 @@ from memonger.costs.time.measured import answer_job
 answer_job()
 """
 
-Run = Callable[[], NDArray]  # begins something and gives an array that is ready when it is done
+Run = Callable[[], NDArray]  # starts a computation and returns an array that waits for it
 
-#: Seconds of operators, forward and with the gradient; () of one that cannot be measured.
+#: Seconds of operators, forward and with the gradient; () for one that cannot be measured.
 _measured: Latest[Json] = Latest(4096)
 
 
 def measure_times(training: TrainingGraph, ctx: Context, predicted: Times) -> Times:
-    """Measure the operators of a training step; those that cannot be have the predicted time."""
+    """Measure the operators of a training step; the predicted time counts where that fails."""
     graph, device = training.graph, describe_device(ctx)
     keys = {}
     for i in np.setdiff1d(training.arrays.first, np.flatnonzero(find_free_rows(training))).tolist():
@@ -82,7 +82,7 @@ def measure_times(training: TrainingGraph, ctx: Context, predicted: Times) -> Ti
 
 
 def _measure_elsewhere(operators: Sequence[Json], ctx: Context) -> list[Json]:
-    """Measure operators in child processes: a new one for those behind one that crashes."""
+    """Measure operators in a child process; after a crash, the rest in a new one."""
     results: list[Json] = []
     while len(results) < len(operators):
         rest = operators[len(results) :]
@@ -94,7 +94,7 @@ def _measure_elsewhere(operators: Sequence[Json], ctx: Context) -> list[Json]:
         }
         lines, status = run_child(job)
         if not lines:
-            log.warning("no operator can be measured, so their times are predicted: %s", status)
+            log.warning("no operator can be measured, so times are predicted: %s", status)
             return results + [()] * len(rest)
         answers = list(map(json.loads, lines[1:]))
         if len(answers) < len(rest):
@@ -109,10 +109,10 @@ def _measure_elsewhere(operators: Sequence[Json], ctx: Context) -> list[Json]:
 
 
 def run_child(job: Json) -> tuple[list[str], str]:
-    """Run a child process for a job; return the lines that it answers, and how it ended."""
+    """Run a child process for a job; return the lines of its answer, and how it ended."""
     package = str(Path(__file__).resolve().parents[3])
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DMLC_")}
-    environment.pop("MXNET_PROFILER_AUTOSTART", None)  # its profile would replace the user's
+    environment.pop("MXNET_PROFILER_AUTOSTART", None)  # it would overwrite the user's profile
     try:
         process = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", CHILD, package, *sys.path],
@@ -126,18 +126,18 @@ def run_child(job: Json) -> tuple[list[str], str]:
     except OSError as error:  # no Python, or no memory for it
         return [], str(error)
     code, errors = process.returncode, process.stderr.strip().splitlines()
-    how = f"ended with status {code}" if code >= 0 else f"died of {signal.Signals(-code).name}"
+    how = f"exited with {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
     return process.stdout.splitlines(), ": ".join([f"the child process {how}", *errors[-1:]])
 
 
 def answer_job() -> None:
-    """Measure the operators of a job on stdin, as the child process; write a line for each.
+    """Measure the operators of a job on stdin, in the child process; write a line for each.
 
-    That is JSON: the seconds forward and with the gradient, or a text that says why it cannot be
-    measured. An empty line comes before, when MXNet is imported.
+    A line is JSON: the seconds forward and with the gradient, or why the operator cannot be
+    measured. An empty line comes first, once MXNet is imported.
     """
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:  # each line is sent at once
-        os.dup2(2, 1)  # what an operator prints is no answer
+        os.dup2(2, 1)  # what an operator prints goes to stderr
         job = json.load(sys.stdin)
         mx.util.set_np_shape(job["np_shape"])
         ctx = mx.Context(*job["device"])
@@ -157,8 +157,8 @@ def _measure_operator(
 ) -> list[float]:
     """Measure the least seconds of an operator, forward and forward with its gradient.
 
-    Indices are 0. Other numbers are random and of both signs: kernels that branch have it easy
-    where all go one way.
+    Indices are 0. Other numbers are random and of both signs, because kernels that branch are
+    faster if all numbers take the same branch.
     """
     symbol, random = load_nodes(*alone(op, attrs, len(inputs))), np.random.RandomState(0)
     tensors = {f"x{k}": tensor for k, tensor in enumerate(inputs)}
@@ -191,8 +191,8 @@ def _measure_operator(
 
 
 def _measure(run: Run) -> float:
-    """Measure the seconds until the result of a run is there, warmed."""
-    # Of one thread the processor's time counts, which other processes do not lengthen.
+    """Measure the seconds until the result of a run is ready, after warming up."""
+    # With one thread CPU time counts, which does not depend on other processes.
     on_cpu = run().context.device_type.startswith("cpu")
     one_thread = on_cpu and os.environ.get("OMP_NUM_THREADS") == "1"
     clock = time.process_time if one_thread else time.perf_counter
@@ -204,7 +204,7 @@ def _measure(run: Run) -> float:
 
 @functools.lru_cache(maxsize=None)
 def describe_device(ctx: Context) -> str:
-    """Describe the hardware behind a device, and what bears on its speed."""
+    """Describe the hardware of a device, and what its speed depends on."""
     if ctx.device_type == GPU:
         return read_gpu_name(ctx.device_id)
     name = platform.processor() or platform.machine()

@@ -1,10 +1,10 @@
 """Predict how long the operators of a training step take, from their FLOPs and bytes.
 
-By a roofline (Williams et al. 2009, "Roofline: an insightful visual performance model"): an
-operator takes as long as its arithmetic or as moving what it reads and writes, whichever takes
-longer, and the time of a call besides. How near an operator comes to it is a matter of its kernel:
-for a CPU there is a factor for each class of operators. Nothing runs, so that a prediction is the
-same in every process and on every machine.
+The model is the roofline (Williams et al. 2009, "Roofline: an insightful visual performance
+model"): an operator takes the time of its arithmetic or of its memory traffic, whichever is longer,
+plus the time of a call. On a CPU there is a factor for each class of operators, because kernels
+differ in efficiency. Nothing runs, so a prediction is the same in every process and on every
+machine.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from memonger.support.types import Bools, Doubles
 
 
 class Times(NamedTuple):
-    """Seconds that the rows of a training graph take."""
+    """The times of a training step, in seconds."""
 
-    forward: Doubles  # of each forward node, whenever it runs
-    gradient: Doubles  # of the gradient of each forward node, as far as it is computed
+    forward: Doubles  # (nodes,): of each forward node, each time it runs
+    gradient: Doubles  # (nodes,): of the gradient of each forward node, 0 if it is not computed
     step: float  # of a training step without a plan
 
 
 def predict_times(training: TrainingGraph, device: str) -> Times:
-    """Predict the times of a training step on one of `GPUS`, by its name, or `NOMINAL_CPU`."""
+    """Predict the times of a training step on a device: a name in `GPUS`, or `NOMINAL_CPU`."""
     t, n = training.arrays, training.arrays.forward
     rates = CPU_RATES if device == NOMINAL_CPU else GPUS[device]
     arithmetic, moving = count_row_flops(training) / rates.flops, count_moved_bytes(training)
     seconds = np.maximum(arithmetic, moving / rates.nbytes)
     if device == NOMINAL_CPU:
-        factors = np.vstack([find_factors(training.graph), [1, 1]])  # the last: of no operator
+        factors = np.vstack([find_factors(training.graph), [1, 1]])  # the last for rows without one
         seconds *= factors[training.origin, (training.phases == BACKWARD).astype(int)]
     seconds += rates.call
     seconds[find_free_rows(training)] = 0
@@ -48,17 +48,20 @@ def predict_times(training: TrainingGraph, device: str) -> Times:
 
 
 def count_row_flops(training: TrainingGraph) -> Doubles:
-    """Count the FLOPs of each row; a gradient has its operator's for each input, twice at most."""
+    """Count the FLOPs of each row.
+
+    A gradient counts as its operator for each input that has a gradient, but at most twice.
+    """
     owner = training.origin[training.phases == BACKWARD]
     forward = count_forward_flops(training.graph).astype(np.float64)
     inputs = [min(2, max(1, len(facts.passes))) for facts in training.facts]
-    rows = np.bincount(owner[owner >= 0], minlength=len(forward))  # of each operator's gradient
+    rows = np.bincount(owner[owner >= 0], minlength=len(forward))  # gradient rows of each operator
     share = forward * inputs / np.maximum(rows, 1)
     return np.concatenate([forward, forward, np.where(owner >= 0, share[owner], 0)])
 
 
 def count_moved_bytes(training: TrainingGraph) -> Doubles:
-    """Count the bytes that each row of a training graph reads and writes; each tensor once."""
+    """Count the bytes that each row of a training graph reads and writes, each tensor once."""
     t, rows = training.arrays, len(training.ops)
     sizes = (t.elements * t.itemsize).astype(np.float64)
     pairs = np.stack([find_owners(t.read_start), t.read_entry], axis=1)
@@ -69,9 +72,9 @@ def count_moved_bytes(training: TrainingGraph) -> Doubles:
 
 
 def find_free_rows(training: TrainingGraph) -> Bools:
-    """Find the rows that take no time: variables, and what may hand on its input."""
+    """Find the rows that take no time: variables, and operators that may pass on their input."""
     t = training.arrays
-    # What makes a gradient adds it in place (src/executor/inplace_addto_detect_pass.cc).
+    # The row that computes a term adds it in place (src/executor/inplace_addto_detect_pass.cc).
     free = t.variable | (np.array(training.ops) == "_grad_add")
     free[find_owners(t.inplace_start)[t.inplace_identity]] = True
     return free

@@ -1,4 +1,4 @@
-"""The times that a plan goes by: predicted by the data sheet of a device, or measured on it."""
+"""Predict or measure how long the operators of a training step take."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from memonger.support.types import Context
 
 
 class TimedDevice(NamedTuple):
-    """The device whose times are meant."""
+    """The device whose times are predicted or measured."""
 
-    sheet: str  # whose rates predict them: `NOMINAL_CPU`, or the name of a GPU in `GPUS`
-    ctx: Context | None = None  # on which operators are measured; None: nothing is measured
+    sheet: str  # the device with the rates: `NOMINAL_CPU`, or the name of a GPU in `GPUS`
+    ctx: Context | None = None  # the device on which operators are measured; None: none is measured
 
 
 def find_times(training: TrainingGraph, device: TimedDevice) -> Times:
-    """Predict the times of a training step; measure those of its operators if that is wanted."""
+    """Return the times of a training step: predicted, or measured if ``device.ctx`` is given."""
     times = predict_times(training, device.sheet)
     return times if device.ctx is None else measure_times(training, device.ctx, times)

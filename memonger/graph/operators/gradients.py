@@ -1,10 +1,10 @@
-"""What the gradient of an operator reads and makes, observed by binding that operator alone.
+"""Find the gradient nodes of an operator, by binding that operator alone.
 
 Python cannot call MXNet's ``FGradient`` functions (``src/nnvm/gradient.cc`` does), but an executor
-prints its training graph. For a network that is ambiguous, since many nodes share a name; for one
-operator of variables it is not. Arrays that are never allocated make the bind cheap at any size.
-One bind of an operator serves all shapes and types: MXNet makes gradients before it infers those
-(``GraphExecutor::InitFullGraph``).
+prints its training graph. The print is ambiguous for a network, where many nodes share a name, but
+not for one operator of variables. The arrays of the bind are never allocated, so it is cheap at any
+size. One bind of an operator is valid for all shapes and types, because MXNet makes gradients
+before it infers shapes (``GraphExecutor::InitFullGraph``).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from memonger.support.mxnet import environment, mx, without_notices
 from memonger.support.symbols import all_outputs, load_nodes, read
 from memonger.support.types import Context, Executor, Json, NDArray, Symbol
 
-#: What a gradient node reads: ('head', k, 0) is the gradient of output k, ('in', k, 0) input k,
+#: An input of a gradient node: ('head', k, 0) is the gradient of output k, ('in', k, 0) input k,
 #: ('out', 0, k) output k, and ('node', j, k) output k of gradient node j.
 Reference = Tuple[str, int, int]
 
 Attrs = Tuple[Tuple[str, str], ...]  # names and values, sorted
 DebugStr = Tuple[List[Tuple[str, int]], List[Json]]  # outputs, operators
 FORWARD = "f"  # the name of the bound operator
-ZEROS = ("zeros_like", "_zeros")  # what AggregateGradient leaves out of a sum
-#: Gradients that lack the attribute ``shape``, that of the first input, without which a symbol
-#: cannot have them (``src/operator/tensor/indexing_op.cc``); they do not read that input.
+ZEROS = ("zeros_like", "_zeros")  # AggregateGradient leaves these out of a sum
+#: Gradients that lack the attribute ``shape``, the shape of the first input, which they do not
+#: read. A symbol needs the attribute (``src/operator/tensor/indexing_op.cc``).
 LACKS_SHAPE = frozenset(("_backward_gather_nd",))
 
 
@@ -56,18 +56,18 @@ class BackwardNode(NamedTuple):
     tensors: Tensors
 
     def name_of(self, operator: str) -> str:
-        """Return the name that MXNet gives to this node of an operator with this name."""
+        """Return MXNet's name of this node if the operator is named ``operator``."""
         return re.sub(f"^{FORWARD}(?=_|$)", lambda _: operator, self.name)
 
 
 class GradientFacts(NamedTuple):
-    """What the gradient of one operator reads."""
+    """Facts about the gradient of one operator."""
 
     own_output: bool = False  # whether it reads the operator's first output
-    inputs: frozenset[int] = frozenset()  # those that it reads, other than for their shape
-    passes: frozenset[int] = frozenset()  # inputs that have a gradient other than zero
-    follows: bool = False  # whether it waits for the operator, so that even an unread copy runs
-    summed: int = 0  # the most gradients that meet at an output of the operator
+    inputs: frozenset[int] = frozenset()  # inputs that it reads, not only their shape
+    passes: frozenset[int] = frozenset()  # inputs whose gradient is not always zero
+    follows: bool = False  # whether it depends on the operator, so that even an unread one runs
+    summed: int = 0  # the most terms of the gradient of an output of the operator
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class OperatorGradient:
 
     @functools.cached_property
     def facts(self) -> GradientFacts:
-        """What it reads. ``summed`` is left out: it depends on the network."""
+        """The facts about this gradient, without ``summed``, which depends on the network."""
         read = {r for node in self.nodes if node.op not in ZEROS for r in node.inputs}
         zeros = [("node", j, 0) for j, node in enumerate(self.nodes) if node.op in ZEROS]
         return GradientFacts(
@@ -91,7 +91,7 @@ class OperatorGradient:
 
 
 class _Observed(NamedTuple):
-    """A gradient for inputs of any shapes and types."""
+    """The gradient of an operator for inputs of any shapes and types."""
 
     forward: list[Json]  # the variables and the operator
     outputs: list[list[int]]  # entries of the operator
@@ -101,7 +101,7 @@ class _Observed(NamedTuple):
 
 
 class NotObservable(Exception):
-    """Raised if a bind does not show the gradient of an operator; the message says why."""
+    """Raised if the gradient of an operator cannot be found by a bind; the message says why."""
 
 
 class NotDifferentiable(Exception):
@@ -109,7 +109,7 @@ class NotDifferentiable(Exception):
 
 
 def unallocated(shape: Sequence[int], dtype: str, ctx: Context) -> NDArray:
-    """Make an NDArray that has a shape and a type, but no memory."""
+    """Make an NDArray without memory."""
     checked, kind = check_elements(tuple(shape)), np.dtype(dtype).type
     return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(checked, ctx, True, kind))
 
@@ -117,12 +117,13 @@ def unallocated(shape: Sequence[int], dtype: str, ctx: Context) -> NDArray:
 def bind_inferred(
     symbol: Symbol, ctx: Context, inputs: Mapping[str, Tensor], requests: Mapping[str, str]
 ) -> Executor:
-    """Bind a symbol without memory, with arrays of the storage types that MXNet infers.
+    """Bind a symbol without memory; MXNet infers how gradients are stored.
 
-    ``inputs`` are its variables. Those without a request get no gradient.
+    ``inputs`` are the tensors of its variables. Variables that ``requests`` does not name get no
+    gradient.
     """
     arrays = {n: unallocated(t.shape, t.dtype, ctx) for n, t in inputs.items()}
-    # Dense arrays are taken from the buffer, and sparse ones have no memory before they have rows.
+    # MXNet takes dense arrays from the buffer. Sparse arrays have no memory until they have rows.
     stored = symbol.attr_dict()
     buffer = {f"grad of {name}": array for name, array in arrays.items()}
     for name, array in arrays.items():
@@ -143,16 +144,16 @@ def bind_inferred(
 
 
 def makes_rows(op: str, attrs: Attributes) -> bool:
-    """Tell whether MXNet makes the gradient of an operator's second input row by row."""
+    """Return whether MXNet stores the gradient of an operator's second input as rows."""
     return op == "_contrib_SparseEmbedding" or truth(attrs.get("sparse_grad"))
 
 
 def alone(
     op: str, attrs: Attributes, count: int, subgraphs: str = ""
 ) -> tuple[list[Json], list[list[int]]]:
-    """Make JSON nodes of an operator and its variables x0, x1, ...; list its outputs.
+    """Return the JSON nodes of an operator of variables x0, x1, ..., and its outputs as entries.
 
-    ``subgraphs`` are, as JSON, the graphs that an operator of control flow runs.
+    ``count`` is the number of inputs, ``subgraphs`` the JSON of the graphs of control flow.
     """
     nodes = [_node("null", f"x{k}") for k in range(count)]
     nodes.append(_node(op, FORWARD, *[[k, 0, 0] for k in range(count)], attrs=dict(attrs)))
@@ -169,14 +170,35 @@ def _node(op: str, name: str, *inputs: list[int], **fields: object) -> Json:
 def gradient_of(
     op: str, attrs: Attrs, inputs: Tensors, zero: bool, subgraphs: str = ""
 ) -> OperatorGradient:
-    """Return the gradient of an operator with inputs of these shapes and types, or raise.
+    """Return the gradient of an operator.
 
-    What is sparse in it is so if the gradients of sparse outputs are.
-    With ``zero`` the gradients of its outputs are zero (``CheckGradAllZero`` in
-    ``operator_common.h``). ``subgraphs`` are, as JSON, the graphs that an operator of control flow
-    runs.
+    Parameters
+    ----------
+    op : str
+        The operator's kind.
+    attrs : tuple
+        Its attributes, sorted.
+    inputs : tuple of Tensor
+        Its inputs.
+    zero : bool
+        Whether the gradients of its outputs are zero (``CheckGradAllZero`` in
+        ``src/operator/operator_common.h``).
+    subgraphs : str
+        The JSON of the graphs of control flow.
+
+    Returns
+    -------
+    OperatorGradient
+        Its tensors are sparse as they are if the gradients of sparse outputs are sparse.
+
+    Raises
+    ------
+    NotDifferentiable
+        If MXNet has no gradient for the operator.
+    NotObservable
+        If a bind does not show it.
     """
-    if op == "Custom":  # what reads these attributes may have been registered anew
+    if op == "Custom":  # not cached, because it may be registered anew
         observed = _observe(op, attrs, inputs, zero, subgraphs)
         return OperatorGradient(_like_inputs(observed, inputs), observed.gradients)
     return _gradient_of(op, attrs, inputs, zero, subgraphs, mx.util.is_np_shape())
@@ -186,7 +208,7 @@ def gradient_of(
 def _gradient_of(
     op: str, attrs: Attrs, inputs: Tensors, zero: bool, subgraphs: str, np_shape: bool
 ) -> OperatorGradient:
-    """Do what `gradient_of` does; MXNet infers other shapes with ``np_shape``, as it is now."""
+    """Do what `gradient_of` does; ``np_shape`` is part of the key, because it changes shapes."""
     for tensor in inputs:
         check_elements(tensor.shape)
     key = op, attrs, tuple([tensor.stype for tensor in inputs]), zero, subgraphs
@@ -202,7 +224,7 @@ _observed: dict[tuple[str, Attrs, tuple[str, ...], bool, str], _Observed] = {}
 
 
 def _observe(op: str, attrs: Attrs, inputs: Tensors, zero: bool, subgraphs: str) -> _Observed:
-    """Observe the gradient of an operator for inputs of any shapes, in a bind with these."""
+    """Find the gradient of an operator by a bind with these inputs."""
     count = len(inputs)
     try:
         nodes, entries = alone(op, dict(attrs), count, subgraphs)
@@ -230,16 +252,16 @@ def _observe(op: str, attrs: Attrs, inputs: Tensors, zero: bool, subgraphs: str)
 
 @functools.lru_cache(maxsize=4096)
 def merges(op: str, attrs: Attrs, inputs: Tensors) -> bool:
-    """Observe whether MXNet merges two equal operators that read the same.
+    """Return whether MXNet merges two equal operators with the same inputs, by a bind of them.
 
-    It does not if they keep state, draw random numbers or change their inputs (``NodeEqual`` in
+    It does not if they have a state, draw random numbers or change their inputs (``NodeEqual`` in
     ``src/executor/eliminate_common_expr_pass.cc``).
     """
     count = len(inputs)
     try:
         nodes, _ = alone(op, dict(attrs), count)
         nodes.append({**nodes[-1], "name": "g"})
-        # Other operators read them, for outputs of the network are never merged completely.
+        # Other operators read them, because outputs of a network are never merged completely.
         nodes.append(_node("identity", "to f", [count, 0, 0]))
         nodes.append(_node("negative", "to g", [count + 1, 0, 0]))
         symbol = load_nodes(nodes, [[count + 2, 0, 0], [count + 3, 0, 0]])
@@ -254,7 +276,7 @@ def _bind(op: str, attrs: Attrs, symbol: Symbol, inputs: Tensors, merging: str) 
     """Bind a symbol with this operator of x0, x1, ... for training, without memory."""
     cpu, named = mx.cpu(), {f"x{k}": tensor for k, tensor in enumerate(inputs)}
     with environment(MXNET_ELIMINATE_COMMON_EXPR=merging), without_notices():
-        # Without gradients MKLDNN would replace the operators by its own.
+        # Gradients are requested, because without them MKLDNN would replace the operators.
         if makes_rows(op, dict(attrs)) or any(tensor.stype != DENSE for tensor in inputs):
             graph, ids = read(symbol), mx.nd.ndarray._STORAGE_TYPE_STR_TO_ID
             for node in graph["nodes"]:
@@ -288,7 +310,10 @@ def read_debug_str(text: str) -> DebugStr:
 def _read_gradient(
     op: str, references: dict[str, Reference], debug_str: DebugStr
 ) -> tuple[list[BackwardNode], list[Reference]]:
-    """Find the gradient nodes, and what the outputs are; ``references`` are of all other names."""
+    """Find the gradient nodes and what the outputs refer to.
+
+    ``references`` maps the names of all other nodes to what they refer to.
+    """
     outputs, operators = debug_str
     backward: list[BackwardNode] = []
     named: dict[str, list[int]] = {}  # name -> the gradient nodes with it, oldest first
@@ -301,17 +326,17 @@ def _read_gradient(
         if name == FORWARD and not (as_gradient and namesakes is not None):
             return ("out", 0, output)
         if not namesakes:
-            raise NotObservable(f"{op}: its gradient reads {name!r}, which is not shown")
+            raise NotObservable(f"{op}: its gradient reads {name!r}, which debug_str does not show")
         if any(backward[j] != backward[namesakes[0]] for j in namesakes):
             raise NotObservable(f"{op}: its gradient has several nodes {name!r}")
-        # Equal nodes are read one after the other.
+        # Nodes that are equal are read in turn.
         return ("node", namesakes.pop(0) if len(namesakes) > 1 else namesakes[0], output)
 
     forward = next((node for node in operators if node["name"] == FORWARD), None)
     for node in operators:
         name = node["name"]
         if node["op"] == "_copy" and re.search(r"_\d+_copy$", name):
-            # MXNet copies so that no two gradients are the same array (MXGradient, copy_op).
+            # MXNet copies a gradient of two arguments (MXGradient, copy_op).
             references[name] = reference(node["inputs"][0])
         elif node is not forward and name not in references:
             inputs = tuple(map(reference, node["inputs"]))
@@ -322,11 +347,11 @@ def _read_gradient(
 
 
 def _like_inputs(observed: _Observed, inputs: Tensors) -> tuple[BackwardNode, ...]:
-    """Return the gradient nodes of an operator that hands what it holds to its gradient.
+    """Return the gradient nodes of an operator with code or graphs of its own.
 
-    That is the code of a Custom operator, or the graphs that control flow or a ``_CachedOp`` runs,
-    of which the JSON of a gradient node has nothing. All outputs of such a node are gradients of
-    inputs, which are like these (``GetAttrFromForwardNode`` in
+    The JSON of a gradient node has neither the code of a Custom operator nor the graphs of control
+    flow or a ``_CachedOp``, so MXNet cannot infer its shapes. All outputs of such a node are
+    gradients of inputs, and have their shapes and types (``GetAttrFromForwardNode`` in
     ``src/executor/infer_graph_attr_pass.cc``).
     """
     tensors: list[dict[int, Tensor]] = [{} for _ in observed.nodes]
@@ -339,9 +364,9 @@ def _like_inputs(observed: _Observed, inputs: Tensors) -> tuple[BackwardNode, ..
 
 
 def _with_tensors(op: str, observed: _Observed, inputs: Tensors) -> tuple[BackwardNode, ...]:
-    """Return the gradient nodes with their outputs' shapes and types, which MXNet infers."""
+    """Return the gradient nodes with the shapes and types of their outputs, which MXNet infers."""
     forward = len(inputs)
-    # The gradients of the outputs are like them.
+    # The gradients of outputs have the shapes and types of the outputs.
     heads = [_node("ones_like", f"g{k}", entry) for k, entry in enumerate(observed.outputs)]
     all_nodes = [*observed.forward, *heads]
     shape = {"shape": str(tuple(inputs[0].shape))} if inputs else {}
@@ -355,7 +380,7 @@ def _with_tensors(op: str, observed: _Observed, inputs: Tensors) -> tuple[Backwa
         deps = [forward if d is None else start["node"] + d for d in node.deps]
         all_nodes.append(_node(node.op, "b", *entries, attrs=dict(node.attrs), control_deps=deps))
     try:
-        # Nodes stay in their order if all of them are outputs.
+        # All nodes are outputs, so that MXNet keeps their order.
         graph = read(load_nodes(all_nodes, [[i, 0, 0] for i in range(len(all_nodes))]))
         outputs, first = all_outputs(graph), graph["node_row_ptr"][start["node"] :]
         _, shapes, _ = outputs.infer_shape(**{f"x{k}": t.shape for k, t in enumerate(inputs)})

@@ -1,16 +1,16 @@
-"""What MXNet asks of an operator: in-place options and ignored inputs.
+"""In-place options and ignored inputs of operators.
 
 ``MXAllocMemory`` (``src/nnvm/plan_memory.cc``) gives the memory of an input to an output if the
-operator's ``FInplaceOption`` offers the pair, the sizes agree and nothing else still reads that
-memory. If ``FInplaceIdentity`` says that the output is the input, others may still read it. An
-input in ``FIgnoreInputs`` is not read at all.
+operator's ``FInplaceOption`` has the pair, the sizes are equal and no other operator still reads
+that memory. If ``FInplaceIdentity`` declares that the output equals the input, others may still
+read it. An input in ``FIgnoreInputs`` is not read at all.
 
-Python cannot ask MXNet for these attributes. The tables name the source files of 1.9.1, below
+Python cannot read these attributes from MXNet. The tables name the source files of 1.9.1, below
 ``src/operator``, that register them (BINARY is the macro ``MXNET_OPERATOR_REGISTER_BINARY``, and so
-on). CPU and GPU builds, both with MKLDNN, agree as long as pointwise fusion is off.
+on). CPU and GPU builds, both with MKLDNN, agree if pointwise fusion is off.
 
-The tables say what MXNet does. ``OpBackInplaceOption`` in ``src/nnvm/legacy_op_util.cc``, for
-example, offers the last gradient of a legacy operator where it means the first.
+The tables describe what MXNet does, even where its code has a mistake: ``OpBackInplaceOption`` in
+``src/nnvm/legacy_op_util.cc`` offers the last gradient of a legacy operator instead of the first.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ _TABLE: dict[Options, str] = {
 
 
 def expand(text: str) -> Iterator[str]:
-    """List the names in a text; a word that ends with a colon has the templates of those behind."""
+    """List the names in a text: a word ending with a colon has templates for the words after it."""
     templates: list[str] = []
     for word in re.sub("#.*", "", text).split():
         if word.endswith(":"):
@@ -146,8 +146,8 @@ def expand(text: str) -> Iterator[str]:
             yield from (template.format(word) for template in templates)
 
 
-#: Operators that were not examined: optimizer updates, quantized operators, input readers. All
-#: others offer what the table says, or nothing.
+#: Operators whose options are not known: optimizer updates, quantized operators, input readers. All
+#: others have the options in the table, or none.
 _UNKNOWN = re.compile(
     r".*update|.*quanti|_sg_|_cv|_npi_cv|_imdecode|multi_|all_finite|reset_arrays"
     r"|_(backward_)?cumsum|cumsum"
@@ -156,7 +156,7 @@ _UNKNOWN = re.compile(
 
 #: Operator -> the inputs of which it reads only the shape (``FIgnoreInputs``: tensor/init_op.cc,
 #: elemwise_unary_op_basic.cc; random/sample_op.cc; numpy/np_init_op.cc). ``shape_array``,
-#: ``broadcast_like`` and ``slice_like`` do not register it, and keep their inputs alive.
+#: ``broadcast_like`` and ``slice_like`` do not register the attribute, and keep their inputs alive.
 IGNORED: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("_identity_with_attr_like_rhs", "reshape_like"), (1,)),
     **dict.fromkeys(
@@ -171,7 +171,10 @@ IGNORED: dict[str, tuple[int, ...]] = {
 
 
 def _pooling_gradient(attrs: Attributes) -> Options:
-    """Return the options, if MKLDNN's max pooling has a workspace: nn/pooling.cc, GetNumOutputs."""
+    """Return the options, which need the workspace of MKLDNN's max pooling.
+
+    See ``GetNumOutputs`` in nn/pooling.cc.
+    """
     workspace = (
         built_with_mkldnn()
         and attrs.get("pool_type", "max") == "max"
@@ -182,7 +185,7 @@ def _pooling_gradient(attrs: Attributes) -> Options:
 
 
 def _softmax_gradient(attrs: Attributes) -> Options:
-    """Return the options: nn/softmax-inl.h, SoftmaxGradOpInplaceOption."""
+    """Return the options (``SoftmaxGradOpInplaceOption`` in nn/softmax-inl.h)."""
     if truth(attrs.get("use_length")):
         return ((0, 0, False), (1, 0, False), (2, 1, False), (3, 0, False))
     if attrs.get("dtype", "None") != "None":
@@ -205,7 +208,7 @@ _OPTIONS: dict[str, Options | Callable[[Attributes], Options]] = {
 
 
 def inplace_options(op: str, attrs: Attributes, num_inputs: int) -> Options | None:
-    """Return an operator's in-place options in the planner's order, or None if it is not known."""
+    """Return an operator's in-place options in the planner's order, or None if they are unknown."""
     unknown = _UNKNOWN.match(op) or ("_np" in op and VERSION < 10700)  # 1.6 has others
     options = None if unknown else _OPTIONS.get(op, _NONE)
     if callable(options):
@@ -214,11 +217,11 @@ def inplace_options(op: str, attrs: Attributes, num_inputs: int) -> Options | No
 
 
 def reads_overwritten(op: str, attrs: Attributes) -> bool:
-    """Tell whether an operator in place of a row-major input reads what it has overwritten.
+    """Return whether an operator reads its input after it has overwritten it in place.
 
-    The gradient of PReLU writes that of the data over that of the output, from which it then
-    computes that of the slope (``BinaryBroadcastBackwardUseInImpl`` in
-    tensor/elemwise_binary_broadcast_op.h). MKLDNN's blocks are copied before it reads them
-    (``SetupDefaultBlobsIn`` in ``src/common/exec_utils.h``).
+    The gradient of PReLU writes the gradient of the data over that of the output, and then computes
+    the gradient of the slope from it (``BinaryBroadcastBackwardUseInImpl`` in
+    tensor/elemwise_binary_broadcast_op.h). That is so in the plain layout only: blocked inputs are
+    copied first (``SetupDefaultBlobsIn`` in ``src/common/exec_utils.h``).
     """
     return op == "_backward_LeakyReLU" and attrs.get("act_type") == "prelu"

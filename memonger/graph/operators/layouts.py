@@ -1,4 +1,4 @@
-"""The layouts of the outputs of MKLDNN's operators, and which operators round alike in all layouts.
+"""Layouts of the outputs of MKLDNN's operators, and operators that round alike in all layouts.
 
 On a CPU a convolution writes its output in blocks of 8 or 16 channels (see ``costs.layouts``).
 """
@@ -11,7 +11,7 @@ from typing import Sequence
 from memonger.graph.operators.inplace import expand, reads_overwritten
 from memonger.graph.operators.tensors import Attributes, Tensor
 
-#: Operators that compute in the layout of their inputs: ``TIsMKLDNN`` in MXNet's source.
+#: Operators that compute in the layout of their inputs (``TIsMKLDNN`` in MXNet's source).
 LAYOUT_AWARE = frozenset(
     expand("""
         {},_backward_{}: Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN
@@ -21,29 +21,29 @@ LAYOUT_AWARE = frozenset(
         _backward_contrib_BatchNormWithReLU
     """)
 )
-#: Those that make blocked tensors of plain ones.
+#: Operators that make blocked tensors from plain ones.
 PRODUCES_BLOCKED = frozenset(
     op + name for op in ("", "_backward_") for name in ("Convolution", "Deconvolution")
 )
-#: Those that make tensors of up to 4 axes plain (``src/operator/nn/mkldnn/mkldnn_reshape.cc``).
+#: Operators that make tensors of up to 4 axes plain (``src/operator/nn/mkldnn/mkldnn_reshape.cc``).
 _RESHAPE = frozenset(("Flatten", "Reshape", "expand_dims"))
-#: Those that do nothing in place, and otherwise make a plain copy.
+#: Operators that compute nothing in place, and otherwise make a plain copy.
 _COPY = frozenset(("_backward_add", "_backward_copy", "_copy"))
-#: Those that convert their inputs to a layout of their choice.
+#: Operators that convert their inputs to a layout of their choice.
 _CHOOSE = PRODUCES_BLOCKED | {"FullyConnected", "_backward_FullyConnected"}
-#: Those whose results are the same in all layouts.
+#: Operators whose results are the same in all layouts.
 _EXACT = _CHOOSE | _RESHAPE | _COPY | {"Concat", "Pooling", "_backward_Concat", "elemwise_add"}
-#: Those that compute each number by itself. Except `_PIECEWISE`, they may round differently in a
-#: vector of numbers.
+#: Operators that compute each number by itself. Except for the kinds in `_PIECEWISE`, a number may
+#: round differently if another vector instruction computes it.
 _POINTWISE = frozenset(("Activation", "LeakyReLU", "_backward_Activation", "_backward_LeakyReLU"))
 _PIECEWISE = frozenset(("leaky", "relu"))
-#: Those ``act_type`` that MKLDNN computes (``SupportMKLDNNAct``, ``SupportMKLDNNLeakyRelu``).
+#: The kinds (``act_type``) that MKLDNN computes (``SupportMKLDNNAct``, ``SupportMKLDNNLeakyRelu``).
 _SUPPORTED = frozenset(("elu", "gelu", "leaky", "relu", "sigmoid", "softrelu", "tanh"))
-#: Those that MKLDNN computes along the last axis. They ask for an output in the blocks of their
-#: input, and get none (``src/operator/nn/mkldnn/mkldnn_softmax.cc``).
+#: Operators that MKLDNN computes along the last axis. They request an output in the layout of their
+#: input, and do not get one for a blocked input (``src/operator/nn/mkldnn/mkldnn_softmax.cc``).
 _SOFTMAX = frozenset(("log_softmax", "softmax"))
-#: Number of inputs of Pooling's gradient -> those that MKLDNN reads: Pooling's input, whose layout
-#: decides on the computation, and the workspace.
+#: Number of inputs of Pooling's gradient -> the inputs that MKLDNN reads: the input of the Pooling,
+#: in whose layout it computes, and the workspace.
 _POOLING_READS = {3: (1,), 5: (2, 4)}
 AXES = 4
 
@@ -53,9 +53,9 @@ def layout_of_output(
 ) -> str:
     """Return how output ``k``, a ``tensor``, gets its layout; ``data`` is the first input.
 
-    ``costs.layouts.find_layout`` defines the words. 'usual' means the usual blocks, 'chosen' a
-    layout that does not depend on the inputs', 'other' one that does. So does 'in_place', and the
-    operator dies of a blocked input that it does not overwrite.
+    ``costs/layouts.h`` defines the words. 'usual' is the usual blocked layout, 'chosen' a layout
+    that does not depend on those of the inputs, 'other' one that does. With 'in_place' it depends
+    on them too, and the operator crashes on a blocked input that it does not overwrite.
     """
     axes = len(tensor.shape)
     if op not in LAYOUT_AWARE or tensor.dtype != "float32" or op == "_backward_Concat":
@@ -91,12 +91,12 @@ def layout_of_output(
 def layouts_of_inputs(
     op: str, attrs: Attributes, inputs: int
 ) -> tuple[Sequence[bool], Sequence[bool]]:
-    """Return for each input whether results, and layouts of outputs, may depend on its layout."""
+    """Return for each input whether results, and whether output layouts, depend on its layout."""
     if reads_overwritten(op, attrs):
         return [p == 0 for p in range(inputs)], [False] * inputs
     if op == "_backward_Pooling":
         plays = [p in _POOLING_READS.get(inputs, range(inputs)) for p in range(inputs)]
-        # In blocks, windows that overlap are summed in another order (seen with AVX2).
+        # In a blocked layout, overlapping windows are summed in another order (seen with AVX2).
         return plays if _overlap(attrs) else [False] * inputs, plays
     exact = op in _EXACT or (op == "add_n" and inputs <= 2)
     exact |= op in _POINTWISE and attrs.get("act_type", "leaky") in _PIECEWISE
@@ -104,17 +104,17 @@ def layouts_of_inputs(
 
 
 def _overlap(attrs: Attributes) -> bool:
-    """Tell whether windows of a Pooling have elements in common."""
+    """Return whether windows of a Pooling overlap."""
     kernel, stride = _tuple(attrs, "kernel"), _tuple(attrs, "stride")
     whole = attrs.get("global_pool", "False") != "False"
     return not whole and any(s < k for k, s in zip(kernel, stride or (1,) * len(kernel)))
 
 
 def _whole(attrs: Attributes, image: Tensor) -> bool:
-    """Tell whether a Pooling makes one number of each channel of an image.
+    """Return whether a Pooling computes one number from each channel of an image.
 
-    Of such numbers all blocks are alike, and oneDNN may take others for their gradient (seen with
-    ``DNNL_VERBOSE=1``: acdB8b).
+    All blocked layouts of such an output are equal, and oneDNN may choose another one for its
+    gradient (seen with ``DNNL_VERBOSE=1``: acdB8b).
     """
     if attrs.get("global_pool", "False") != "False":
         return True
@@ -128,10 +128,10 @@ def _tuple(attrs: Attributes, name: str, *default: int) -> tuple[int, ...]:
 
 
 def _convolution_layout(attrs: Attributes, tensor: Tensor, data: Tensor | None) -> str:
-    """Return how a convolution lays out its output, where many of them agree.
+    """Return the layout of a convolution's output: 'usual' where most convolutions use the same.
 
-    ``DNNL_VERBOSE=1`` showed it for thousands of convolutions, on CPUs with AVX2 and with AVX512
-    (``tests/costs/test_layouts.py``).
+    ``DNNL_VERBOSE=1`` has shown the layouts of thousands of convolutions, on CPUs with AVX2 and
+    with AVX512 (``tests/costs/test_layouts.py``).
     """
     if data is None or len(tensor.shape) != AXES or len(data.shape) != AXES:
         return "chosen"

@@ -1,4 +1,4 @@
-"""Which operators must not be recomputed, and which may be recomputed though nobody reads them.
+"""Operators that must not be recomputed, and operators that may be recomputed without a reader.
 
 Both tables were measured on the CPU build and in the GPU executor dry run, one operator at a time
 between kept neighbours. ``tests/graph/test_operators.py`` tests every entry.
@@ -16,8 +16,8 @@ from memonger.support.symbols import CONTROL_FLOW
 CPU = "cpu"
 GPU = "gpu"
 GPU_FUSION = "gpu with pointwise fusion"
-ANY = "any"  # device
-#: All targets, on which a plan for any device may be trained.
+ANY = "any"  # the device type of a plan for any device
+#: The targets of a plan for any device.
 ANYWHERE: frozenset[str] = frozenset((CPU, GPU, GPU_FUSION))
 
 _PYTHON = "a mark would reach its Python code as an unexpected argument"
@@ -29,9 +29,9 @@ UNTOUCHED = {
 }
 _KEPT = {
     **UNTOUCHED,
-    "Dropout": "MXNet never recomputes it: its mask is kept",
+    "Dropout": "MXNet never recomputes it, because its mask is kept",
     "RNN": "each copy would hold a reserve space of its own, larger than what it frees",
-    # src/operator/nn/moments-inl.h: of the copy, the gradient reads only the mean.
+    # src/operator/nn/moments-inl.h: of a recomputed one, the gradient reads only the mean.
     "moments": "its variance is computed from a mean that is not written when it is recomputed",
 }
 
@@ -41,8 +41,8 @@ _RANDOM = re.compile(
     r"|_image_random_|_contrib_dgl_|_unique_zipfian"
 )
 _MUTATING = re.compile(r".*_update(_phase[12])?$|reset_arrays$|_contrib_(group_)?adagrad")
-#: Operators that move running statistics, in their gradient or (cuDNN's) when they run. In training
-#: their results do not depend on them.
+#: Operators that update running statistics, in their gradient or (cuDNN's) when they run. In
+#: training their results do not depend on the statistics.
 _MOVING = frozenset(
     """
     BatchNorm BatchNorm_v1 CuDNNBatchNorm IdentityAttachKLSparseReg _contrib_BatchNormWithReLU
@@ -55,28 +55,28 @@ _SOURCES = frozenset(
 
 
 def why_kept(op: str, attrs: Attributes) -> str | None:
-    """Return why an operator must not be recomputed, or None if it may be."""
+    """Return the reason why an operator must not be recomputed, or None if it may be."""
     if op in _KEPT:
         return _KEPT[op]
     if _is_random(op, attrs):
         return "a second draw of random numbers would differ from the first"
     if _MUTATING.match(op):
-        return "it changes its inputs, which must happen once"
+        return "it changes its inputs, which it must do only once"
     if op == "_contrib_SyncBatchNorm" and int(attrs.get("ndev", 1)) > 1:
         return "it waits for the other devices, which would not run it again"
     sizes = re.findall(r"-?\d+|None", attrs.get("shape", ""))
     if op in _SOURCES and (not sizes or {"0", "-1", "None"} & set(sizes)):
-        return "its shape is inferred from what reads it, which may not read a copy"
+        return "its shape is inferred from its readers, which a recomputed one may not have"
     return None
 
 
 def draws(op: str, attrs: Attributes) -> bool:
-    """Tell whether an operator may draw random numbers in training, so that runs differ."""
+    """Return whether an operator may draw random numbers in training, so that runs differ."""
     return op == "Dropout" or op == "RNN" or op in UNTOUCHED or _is_random(op, attrs)
 
 
 def moves_states(op: str, attrs: Attributes) -> bool:
-    """Tell whether an operator moves the auxiliary states that it reads when it is trained."""
+    """Return whether an operator updates the auxiliary states that it reads in training."""
     if op in _MOVING or op in UNTOUCHED:
         return not truth(attrs.get("use_global_stats"))
     return bool(_MUTATING.match(op))
@@ -87,30 +87,32 @@ def _is_random(op: str, attrs: Attributes) -> bool:
 
 
 def why_refused(op: str, attrs: Attributes) -> str | None:
-    """Return why a network with this operator cannot be planned at all, or None if it can."""
+    """Return the reason why a network with this operator cannot be planned, or None if it can."""
     if op.startswith(("_sg_mkldnn", "_sg_onednn", "_TensorRT", "_FusedOp")):
-        return "it was fused for inference, and its gradients are zero; plan the symbol before that"
-    if op == "SoftmaxOutput" and truth(attrs.get("out_grad")):
-        # SoftmaxOutputGradCompute (src/operator/softmax_output.cc) multiplies by inputs[0]. It
-        # depends on the memory plan whether that is the gradient or the output.
         return (
-            "with out_grad=True its gradient depends on where MXNet's memory planner puts it, so "
-            "that no plan can promise the same; scale its output with mx.sym.MakeLoss instead"
+            "it was fused for inference, and its gradients are zero; plan the symbol before fusing"
+        )
+    if op == "SoftmaxOutput" and truth(attrs.get("out_grad")):
+        # SoftmaxOutputGradCompute (src/operator/softmax_output.cc) multiplies by inputs[0], which
+        # is the gradient or the output, depending on the memory plan.
+        return (
+            "with out_grad=True its gradient depends on MXNet's memory plan, so that a plan could "
+            "change it; leave out_grad out, and scale the loss with mx.sym.MakeLoss"
         )
     return None
 
 
 def truth(value: str | None) -> bool:
-    """Tell whether MXNet reads this attribute as true."""
+    """Return whether MXNet reads this attribute as true."""
     return value in ("True", "true", "1")
 
 
-# A recomputed copy whose first output nobody reads runs with the write request 'null' (kNullOp).
-# Some operators then abort. Some do not compute what their gradient reads: those of LayerNorm and
-# GroupNorm are silently wrong. Fusion (src/executor/pointwise_fusion_pass.cc) cannot bind a graph
-# in which an operator that it would fuse is unread.
+# A recomputed operator whose first output has no reader runs with the write request 'null'
+# (kNullOp). Some operators then abort. Others do not compute what their gradient reads: gradients
+# of LayerNorm and GroupNorm are silently wrong. Fusion (src/executor/pointwise_fusion_pass.cc)
+# cannot bind a graph in which an operator that it would fuse has no reader.
 
-#: Operators that may be unread on all targets.
+#: Operators that may be without a reader on all targets.
 UNREAD_ANYWHERE = frozenset(
     """
     BatchNorm_v1 BlockGrad Concat Correlation Flatten FullyConnected IdentityAttachKLSparseReg
@@ -132,7 +134,8 @@ UNREAD_ANYWHERE = frozenset(
     """.split()
 )
 
-#: Operators that may be unread unless fusion is on; of ``mx.np`` those whose gradients it fuses.
+#: Operators that may be without a reader unless fusion is on; of ``mx.np``, those whose gradients
+#: are fused.
 UNREAD_UNFUSED = frozenset(
     """
     Cast Reshape _copy _div_scalar _hypot _hypot_scalar _maximum _minimum _minus_scalar _mul_scalar
@@ -152,9 +155,9 @@ UNREAD_UNFUSED = frozenset(
 def tolerates_unread(
     op: str, attrs: Attributes, dtypes: Sequence[str], targets: frozenset[str], mkldnn: bool = True
 ) -> bool:
-    """Tell whether a recomputed operator may have an output 0 that nobody reads.
+    """Return whether a recomputed operator may run if its output 0 has no reader.
 
-    ``dtypes`` are those of its inputs; ``mkldnn`` tells whether MKLDNN may compute on a CPU.
+    ``dtypes`` are the types of its inputs, and ``mkldnn`` is whether MKLDNN may compute on a CPU.
     """
     native = truth(attrs.get("cudnn_off"))
     if op == "BatchNorm":
@@ -178,5 +181,5 @@ def targets_of(device_type: str) -> frozenset[str]:
 
 
 def fuses(targets: frozenset[str]) -> bool:
-    """Tell whether all targets are GPUs, and pointwise fusion is on."""
+    """Return whether all targets are GPUs, and pointwise fusion is on."""
     return GPU_FUSION in targets and CPU not in targets

@@ -1,13 +1,13 @@
-"""How MXNet's imperative interface computes the gradient of an operator.
+"""Operators whose gradient MXNet's imperative interface cannot run by name.
 
-Most gradients are operators of their own (``_backward_X``), which ``MXImperativeInvoke`` runs by
-name. The others are *recorded*: autograd records the operator alone, and its backward pass writes
-the gradients. A gradient is recorded if
+Most gradients are operators (``_backward_X``), which ``MXImperativeInvoke`` runs by name. The
+others are *recorded*: autograd records the operator alone, and its backward pass writes the
+gradients. A gradient is recorded if
 
-- it needs the state of its forward operator (``FCreateOpState``, and all that
+- it needs the state of its forward operator (``FCreateOpState``, and all operators that
   ``MXNET_REGISTER_OP_PROPERTY`` registers, ``src/nnvm/legacy_op_util.cc``),
-- it insists that unwanted gradients are not computed (``kNullOp``), which it cannot be told,
-- its results have several types, which the interface takes for one (``SameType``).
+- it requires the request ``kNullOp`` for unwanted gradients, which the interface cannot pass,
+- its results have several types, but the interface assumes one (``SameType``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from memonger.graph.operators.gradients import OperatorGradient
 from memonger.support import versions
 
-#: What ``MXNET_REGISTER_OP_PROPERTY`` registers.
+#: Operators that ``MXNET_REGISTER_OP_PROPERTY`` registers.
 LEGACY = frozenset(
     """
     BatchNorm_v1 BilinearSampler Convolution_v1 Correlation Crop GridGenerator
@@ -34,10 +34,10 @@ _UNWANTED = {"Embedding", "_contrib_hawkesll"}
 #: ``schedules.execution.calls`` computes the gradient of SliceChannel with other operators.
 _RECORDED = (LEGACY | _STATES | _UNWANTED) - {"SliceChannel"}
 
-#: Operators whose gradient computes all its results, even unread ones.
+#: Operators whose gradient computes all its results, also those that are not requested.
 COMPUTES_ALL = frozenset(("RNN",))
 
-#: Products of matrices, and what is computed by them.
+#: Products of matrices, and operators that are computed by them.
 PRODUCTS = frozenset(
     """
     Convolution Convolution_v1 Correlation Deconvolution FullyConnected RNN
@@ -49,26 +49,30 @@ PRODUCTS = frozenset(
     """.split()
 )
 
-#: Operators whose gradient may round differently if it adds to its output than if it is added
+#: Operators whose gradient may round differently if it adds to its output instead of being added
 #: later: products (a gemm with beta = 1), and sums over rows that are looked up.
 ACCUMULATING = PRODUCTS | {"Embedding", "gather_nd", "take"}
 
-#: Those of them that MKLDNN computes; it adds later.
+#: The ones of these that MKLDNN computes, which adds later.
 BY_MKLDNN = frozenset(("Convolution", "Deconvolution", "FullyConnected"))
 
-#: Gradient -> inputs that it changes without telling MXNet's engine (``FMutateInputs``).
-MOVED_UNTOLD = {"_backward_contrib_BatchNormWithReLU": (6, 7), **versions.MOVED_UNTOLD}
+#: Gradient -> inputs that it changes but does not declare (``FMutateInputs``).
+UNDECLARED_MUTATIONS = {
+    "_backward_contrib_BatchNormWithReLU": (6, 7),
+    **versions.UNDECLARED_MUTATIONS,
+}
 
-#: Operators that cannot write into an array of their caller's: they infer its shape from itself
-#: (the sum of all heights counts it, ``NumpyVstackShape`` in src/operator/numpy/np_matrix_op.cc).
+#: Operators that cannot write into an existing array, because they infer its shape wrongly: they
+#: count its height as that of an input (``NumpyVstackShape`` in
+#: src/operator/numpy/np_matrix_op.cc).
 NOT_INTO_ARRAYS = frozenset(("_npi_column_stack", "_npi_vstack"))
 
-#: Operators that run on a thread of their own (``ExecType::kAsync``), never in bulk with others.
+#: Operators that run on a separate thread (``ExecType::kAsync``), never in bulk with others.
 ASYNCHRONOUS = frozenset(("Custom", "_NDArray", "_Native", "_CrossDeviceCopy"))
 
 
 def is_recorded(op: str, gradient: OperatorGradient) -> bool:
-    """Tell whether the gradient of an operator is recorded."""
+    """Return whether the gradient of an operator is recorded."""
     nodes = [node for node in gradient.nodes if node.op.startswith("_backward_")]
     several_types = any(len({tensor.dtype for tensor in node.tensors}) > 1 for node in nodes)
     return op in _RECORDED or several_types

@@ -14,21 +14,21 @@ Shape = Tuple[int, ...]
 Attributes = Mapping[str, str]  # an operator's own parameters, by name
 
 
-DENSE = "default"  # MXNet's name for it
-STORAGE = "__storage_type__"  # attribute of a variable: the number of how it is stored
-DENSE_NUMBERS = "-1", "0"  # unknown is dense
+DENSE = "default"  # MXNet's name for dense storage
+STORAGE = "__storage_type__"  # attribute of a variable: the number of its storage type
+DENSE_NUMBERS = "-1", "0"  # -1 is unknown, which is dense
 
 
 class Tensor(NamedTuple):
-    """Shape and NumPy type name of one output of a node."""
+    """Shape, NumPy type name and storage type of one output of a node."""
 
     shape: Shape
     dtype: str
-    stype: str = DENSE  # how MXNet stores it: also as 'csr' or 'row_sparse'
+    stype: str = DENSE  # or 'csr' or 'row_sparse'
 
     @property
     def elements(self) -> int:
-        """Elements that have memory of a plan: none of a sparse tensor, which MXNet allocates."""
+        """The number of elements; 0 for a sparse tensor, which MXNet allocates outside the pool."""
         return math.prod(self.shape) if self.stype == DENSE else 0
 
     @property
@@ -40,7 +40,7 @@ Tensors = Tuple[Tensor, ...]
 
 
 def check_elements(shape: Shape) -> Shape:
-    """Return a shape if MXNet can count its elements; otherwise raise TooLargeError."""
+    """Return a shape; raise TooLargeError if it has more elements than MXNet can count."""
     if math.prod(shape) >= 2**31 and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
         raise TooLargeError(
             f"a tensor of shape {shape} has more than 2**31 - 1 elements, which this MXNet cannot "

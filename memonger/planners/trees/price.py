@@ -1,8 +1,8 @@
-"""The price of trees: the memory and the work of their schedules, to the byte, in compiled code.
+"""Compute the exact memory and the work of trees, in compiled code.
 
-The memory of a schedule is what is alive at once in its training step (``schedules.rows``): it
-runs in an arena, where tensors lie so that little more is needed. No Python object is made for a
-node, so that a search can evaluate thousands of schedules.
+The memory of a schedule is the most bytes alive at once in its training step (``schedules.rows``),
+because its arena is hardly larger. Compiled code makes no Python object for a node, so a search can
+evaluate thousands of schedules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ONE_PASS = 1e9  # the work of one forward pass where it is not counted in FLOPs
 
 
 class Problem(Struct):
-    """A network, ready to be scheduled in compiled code."""
+    """A network as arrays, for searches in compiled code."""
 
     steps: Steps
     variants: NodeVariants
@@ -36,7 +36,7 @@ class Problem(Struct):
 
 
 class Limits(Struct):
-    """The most that a tree may cost, and the cost that is made small."""
+    """Limits of the memory and the work of a tree, and which of the two is minimized."""
 
     most_bytes: int
     most_work: float
@@ -44,7 +44,10 @@ class Limits(Struct):
 
 
 def make_problem(parts: Parts, weights: Doubles | None = None) -> Problem:
-    """Make the arrays of a network; ``weights``: the work of each node, in any unit (or FLOPs)."""
+    """Make the arrays of a network.
+
+    ``weights`` is the work of each node, in any unit; by default its FLOPs.
+    """
     node = np.array(parts.work.operators, dtype=np.int32)
     steps = _steps(parts, node, weights)
     return Problem(
@@ -75,9 +78,9 @@ def _steps(parts: Parts, node: Int32s, weights: Doubles | None) -> Steps:
     heads = heads[heads >= 0]
     if weights is None:
         work = count_forward_flops(graph)[node].astype(np.float64)
-    else:  # whole numbers: their sums do not depend on the order
+    else:  # sums of integers do not depend on the order
         work = np.ceil(weights[node] * (ONE_PASS / max(float(weights[node].sum()), 1e-300)))
-    if not work.any():  # copies alone: every run counts the same
+    if not work.any():  # a network of copies, whose operators all count the same
         work[:] = 1.0
     return Steps(
         read_start=read_start,
@@ -87,7 +90,7 @@ def _steps(parts: Parts, node: Int32s, weights: Doubles | None) -> Steps:
         last=last,
         first_want=first_want,
         heads=heads,
-        pinned=np.isin(np.arange(count), heads) | workload.once[node],
+        pinned=np.isin(np.arange(count), heads) | workload.not_recomputable[node],
         gradient=np.isin(node, workload.gradients),
         costly=np.array([graph.nodes[x].op in PRODUCTS for x in node], dtype=np.bool_),
         work=work,
@@ -96,16 +99,16 @@ def _steps(parts: Parts, node: Int32s, weights: Doubles | None) -> Steps:
 
 
 def positions_of_nodes(node: Int32s, nodes: int) -> Int32s:
-    """Return the position of each of so many forward nodes, -1 where it never runs."""
+    """Return the position of each of ``nodes`` forward nodes; -1 for those that never run."""
     position = np.full(nodes, -1, dtype=np.int32)
     position[node] = np.arange(len(node))
     return position
 
 
 def price_tree(problem: Problem, tree: Int32s, most_work: float) -> tuple[int, float] | None:
-    """Return the bytes and the work of a tree; None if it takes more work.
+    """Return the bytes and the work of a tree; None if it takes more work than ``most_work``.
 
-    The bytes are the most that are alive at once by its schedule, beside outputs and gradients.
+    The bytes are the most that are alive at once in its schedule, without outputs and gradients.
     """
     alive, work = compiled.evaluate_tree(problem, tree, most_work, sys.maxsize, empty_memo(1))
     return (alive, work) if alive >= 0 else None

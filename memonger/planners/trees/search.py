@@ -1,19 +1,20 @@
-"""The search for rematerialisation schedules: as little memory as possible for so much work.
+"""Search for rematerialization schedules of least memory within a limit of work.
 
-A schedule is that of a recursive checkpointing tree (``trees``): run forward to a cut, process what
-is right of it, then what is left. The binomial schedule is such a tree, so are a square root of
-segments and all that marks can express but for single operators. The search:
+A schedule is represented by a recursive checkpointing tree (``trees``): run forward to a cut,
+process the right part, then the left part. The binomial schedule is such a tree, and so are a
+square root of segments and all plans by marks, except for single operators. The search has two
+phases:
 
-1. Initial solutions (``tree_dp``): dynamic programming over trees whose cuts lie where little is
-   alive, on two levels; binomial trees, for little memory in deep networks, which have too many
-   candidate cuts; lazy trees of one level, which are best for unrolled LSTMs and little work.
-2. Simulated annealing (``search.c``) of the best few, a thread each, then of the best of these for
-   longer. For the schedules of every size (`ScheduleSearch.front`) at several limits of memory.
+1. Initial solutions (``tree_dp``): dynamic programming on two levels over trees with cuts where few
+   bytes are alive; binomial trees, for little memory in deep networks, which have too many
+   candidate cuts for dynamic programming; and lazy trees of one level, which are best for unrolled
+   LSTMs and for little work.
+2. Simulated annealing (``search.c``) of the best few on a thread each, then of the best of these
+   for longer. For the whole front (`ScheduleSearch.front`), at several limits of memory.
 
-Every tree that is visited is evaluated to the byte (``price``), and is kept if no other is better
-in both memory and work; of those of about the same size, the one of least work. Work is FLOPs, or
-a weight for each operator that the caller gives (its time). All else depends on the network alone,
-not on the machine's speed or its cores.
+Every tree that is visited is evaluated to the byte (``price``). An archive keeps the one of least
+work for each size. Work is FLOPs, or a weight that the caller gives for each operator (its time).
+The result depends on the network only, not on the speed or the cores of the machine.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ from memonger.support.kernels import compiled
 from memonger.support.parallel import Threads
 from memonger.support.types import Doubles, Int32s, Int64s
 
-NO_RECOMPUTATION = "no recomputation"  # the origin of the schedule that runs nothing again
+NO_RECOMPUTATION = "no recomputation"  # the origin of the schedule that recomputes nothing
 SEARCHED = "searched schedule"
-UNLIMITED = 1000.0  # times the forward work: more than any schedule is worth
-#: Where no limit is given: times log2 of the operators. With n log n work there is O(log n) memory
-#: (Chen et al. 2016, section 4.4). With more it is constant, but then MXNet's executor, which has a
-#: few KB for every operator that runs, takes more of the host than is saved.
+UNLIMITED = 1000.0  # forward passes, more work than any schedule needs
+#: The limit of work if none is given, in forward passes: this times log2 of the operators. Work of
+#: n log n allows O(log n) memory (Chen et al. 2016, section 4.4). More work allows constant memory,
+#: but MXNet's executor takes a few KB of host memory for every operator that runs, more than that
+#: saves.
 LOGARITHMS = 2.0
 LEAST_UNLIMITED = 4.0
 SLACK = 1 + 1e-9  # for rounding where work is compared
@@ -57,33 +59,34 @@ NEAR, MOST_NEAR = 1.03, 4  # times the least memory; their arenas may be smaller
 
 @dataclass(frozen=True)
 class Effort:
-    """How long a search is: counted, not measured, so that it is the same everywhere.
+    """The length of a search, in counted steps, so that it is the same on every machine.
 
-    ``patience`` multiplies it; more than 1 that of annealing alone.
+    ``patience`` multiplies it; above 1 it multiplies annealing only.
     """
 
     patience: float = 1.0
-    #: The operators, summed up over the initial solutions by dynamic programming that are
-    #: evaluated: for a whole frontier, and for solutions whose work is near a limit.
+    #: The sum of operators over the initial solutions of dynamic programming that are evaluated:
+    #: for a whole frontier, and for solutions near a limit of work.
     replays: int = 3_000_000
     replays_near: int = 600_000
-    #: The time of annealing in about microseconds, where a try takes ``move``, and
-    #: ``operation`` for each operation of the schedule; and the most tries for each operator.
+    #: The time of annealing in about microseconds, if a try takes ``move`` plus ``operation`` for
+    #: each operation of the schedule; and the limit of tries for each operator.
     annealing: int = 4_500_000
     move: float = 4
     operation: float = 0.065
     most_tries: int = 20_000
-    #: How many trees each round starts from at most, and its share of all tries; the least of each.
+    #: The most trees that each round starts from, and its share of all tries; the least tries of
+    #: each tree.
     rounds: tuple[tuple[int, float], ...] = ((8, 0.3), (3, 0.3), (1, 0.4))
     least_tries: int = 2500
-    #: Of the first round, as many do less work than they may: it leaves annealing a choice.
+    #: As many trees of the first round do less work than allowed, so that annealing may add some.
     spread: int = 4
-    #: At the beginning and at the end, as shares of the cost; the starts take turns.
+    #: First and last temperature, as shares of the cost; the starts use these pairs in turn.
     temperatures: tuple[tuple[float, float], ...] = ((0.004, 0.0002), (0.001, 0.0001))
-    limits: int = 8  # of memory, in each of two rounds, for the schedules of every size
+    limits: int = 8  # of memory in each of two rounds, for the whole front
 
     def times(self, patience: float) -> Effort:
-        """Return the effort of a search that is so many times as long."""
+        """Return the effort of a search that is ``patience`` times as long."""
         return replace(self, patience=patience * self.patience)
 
 
@@ -91,14 +94,23 @@ EFFORT = Effort()
 
 
 class ScheduleSearch:
-    """The schedules of one network.
+    """The search for schedules of one network.
 
-    All trees are remembered: later searches of one object with more memory never return more work,
-    nor the other way round.
+    An object remembers all trees: a later search with more memory never returns more work, nor one
+    with more work more memory.
 
-    ``progress`` is called with the share of a search that is done, from 0 to 1. ``weights`` are the
-    work of each forward node, in any unit; by default its FLOPs. ``parts`` are those of
-    the workload, if they are there already.
+    Parameters
+    ----------
+    workload : Workload
+        What a training step must run.
+    effort : Effort
+        The length of each search.
+    progress : callable, optional
+        It is called with the share of a search that is done, from 0 to 1.
+    weights : np.ndarray, optional
+        (nodes,) of float64: the work of each forward node, in any unit; by default its FLOPs.
+    parts : Parts, optional
+        Those of the workload, if they were made before.
     """
 
     def __init__(
@@ -115,11 +127,11 @@ class ScheduleSearch:
         self.count = len(self.problem.node)
         self.one_pass = self.problem.one_pass
         self.unlimited = max(LEAST_UNLIMITED, LOGARITHMS * math.log2(self.count + 1))
-        self._position = positions_of_nodes(self.problem.node, len(workload.once))
+        self._position = positions_of_nodes(self.problem.node, len(workload.not_recomputable))
         self._initial = InitialTrees(parts, self.problem, effort.patience)
         self._threads = Threads(progress)
-        self._limits: set[float | None] = set()  # of work, with initial solutions
-        self._trees: list[Candidate] = []  # their origin numbers groups of initial solutions
+        self._limits: set[float | None] = set()  # limits of work for which initial solutions exist
+        self._trees: list[Candidate] = []  # the origin is the number of a group of initial ones
         self._groups = itertools.count()
 
     @property
@@ -130,15 +142,24 @@ class ScheduleSearch:
     def least_memory(
         self, work: float | None = None, others: Sequence[tuple[str, Schedule]] = ()
     ) -> Candidate:
-        """Search for the schedule of least memory with at most ``work`` times the forward work.
+        """Search for the schedule of least memory within a limit of work.
 
-        ``work`` is at least 1; None: no limit but what O(log n) memory takes (`LOGARITHMS`). The
-        result is never worse than ``others``, schedules with their names.
+        Parameters
+        ----------
+        work : float, optional
+            The limit in forward passes, at least 1. None: what O(log n) memory takes
+            (`LOGARITHMS`).
+        others : sequence of (str, Schedule)
+            Named schedules; the result is never worse than the best of them.
+
+        Raises
+        ------
+        MemongerError
+            If ``work`` is less than 1.
         """
         if work is not None and not work >= 1:
             raise MemongerError(
-                f"work={work!r}: a training step runs all of the network forward at least once, so "
-                "work is 1 or more; None for no limit"
+                f"work={work!r} is less than one forward pass; give 1 or more, or None for no limit"
             )
         passes, most_work = self._limit(work)
         plans = [plan for plan in self._with_plain(others) if plan.time <= passes]
@@ -148,9 +169,9 @@ class ScheduleSearch:
         return min(plans, key=by_memory)
 
     def alternatives(self, work: float | None = None) -> list[Candidate]:
-        """Return other schedules that `least_memory` came across, the least memory first.
+        """Return other schedules that `least_memory` has found, the least memory first.
 
-        They are those that take hardly more, and some of all that no other beats.
+        They are those that take hardly more memory, and some of the Pareto-optimal ones.
         """
         within = self._within(self._limit(work)[1])
         near = [tree for tree in within if tree.pool_bytes <= NEAR * within[0].pool_bytes][1:]
@@ -161,10 +182,10 @@ class ScheduleSearch:
         return [self.evaluate(self.schedule(tree.plan)) for tree in chosen]
 
     def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Candidate]:
-        """Search for the schedules that no other beats in both memory and work, least work first.
+        """Search for the Pareto-optimal schedules by memory and work, the least work first.
 
-        ``others`` are schedules to start from, with their names. It is one search for all of them,
-        so that who has more memory chooses among more.
+        ``others`` are schedules to start from, with their names. There is one search for all
+        budgets, so that a larger budget never gives a slower schedule.
         """
         plans = self._with_plain(others)
         most_bytes = max(plan.pool_bytes for plan in plans)
@@ -174,16 +195,16 @@ class ScheduleSearch:
         return pareto_front(plans, by_time)
 
     def evaluate(self, schedule: Schedule, origin: str = SEARCHED) -> Candidate:
-        """Evaluate a schedule: what is alive beside outputs and gradients, and all its work.
+        """Evaluate a schedule: the bytes alive without outputs and gradients, and all its work.
 
-        The work is a multiple of that of one forward pass.
+        The work is in forward passes.
         """
         alive = compiled.alive_of(self.problem, schedule.operations)
         work = self.problem.steps.work[self._position[schedule.forwards]].sum()
         return Candidate(alive, float(work) / self.one_pass, schedule, origin)
 
     def schedule(self, tree: Int32s) -> Schedule:
-        """Make the schedule of a tree, with gradients in the order that they must have."""
+        """Make the schedule of a tree, with gradients in the required order."""
         _, run = compiled.unroll(self.problem.steps, tree, np.inf, sys.maxsize)
         node, gradients = self.problem.node, self.workload.gradients
         schedule = Schedule(np.where(run >= 0, node[run], ~node[~run]))
@@ -193,22 +214,22 @@ class ScheduleSearch:
     # ------------------------------------------------------------------ initial solutions
 
     def _limit(self, work: float | None) -> tuple[float, float]:
-        """Return a limit of work in forward passes, and in the unit of trees."""
+        """Return a limit of work in forward passes, and in the unit of weights."""
         passes = (self.unlimited if work is None else float(work)) * SLACK
         return passes, passes * self.one_pass
 
     def _with_plain(self, others: Sequence[tuple[str, Schedule]]) -> list[Candidate]:
-        """Evaluate the schedule that recomputes nothing but what is forced, and then others."""
+        """Evaluate the schedule that recomputes only what is forced, and then others."""
         undivided = self.schedule(np.array([[LEAF, 0]], dtype=np.int32))
         schedules = [(NO_RECOMPUTATION, undivided), *others]
         return [self.evaluate(schedule, name) for name, schedule in schedules]
 
     def _within(self, most_work: float) -> list[Candidate]:
-        """List the trees within a limit of work, the least memory first."""
+        """Return the trees within a limit of work, the least memory first."""
         return sorted((tree for tree in self._trees if tree.time <= most_work), key=by_memory)
 
     def _search(self, anneal: Callable[[], None], most_work: float | None) -> None:
-        """Find initial solutions and anneal them; Ctrl-C ends it, the trees so far count."""
+        """Find initial solutions and anneal them; Ctrl-C ends the search, and keeps its trees."""
         self._threads = Threads(self._threads.progress)
         try:
             self._threads.progress(0.0)
@@ -223,7 +244,7 @@ class ScheduleSearch:
             self._threads.stop[0] = 1
 
     def initial_trees(self, most_work: float | None = None) -> list[Candidate]:
-        """Find trees of the whole frontier, or those near a limit of work."""
+        """Find initial trees of the whole frontier, or those near a limit of work."""
         effort, first, most = self.effort, len(self._trees), self.unlimited
         replays, limit = effort.replays, UNLIMITED * self.one_pass
         if most_work is not None:
@@ -236,7 +257,7 @@ class ScheduleSearch:
             if self.interrupted:
                 return self._trees[first:]
         self._trees += self._evaluated(self._initial.binomial(range(2, int(most) + 1)), limit)
-        # Those that others beat are left out: each start of annealing takes time from the others.
+        # Only Pareto-optimal ones are kept, because each start of annealing shortens the others.
         flat = self._evaluated(self._initial.flat(), limit)
         best = {id(point) for point in pareto_front([*self._trees, *flat], by_time)}
         self._trees += [point for point in flat if id(point) in best]
@@ -245,7 +266,7 @@ class ScheduleSearch:
     def _evaluated(
         self, trees: Sequence[Int32s], most_work: float, share: float = 0.0
     ) -> list[Candidate]:
-        """Evaluate initial solutions within a limit of work, a group of their own."""
+        """Evaluate initial solutions within a limit of work, as a new group."""
         group = str(next(self._groups))
 
         def evaluated(tree: Int32s, steps: Int64s) -> Candidate | None:
@@ -285,7 +306,7 @@ class ScheduleSearch:
         for part in range(2):
             best = pareto_front(self._trees, by_time)
             least = best[-1].pool_bytes
-            ends = max(1, least), max(1, least, most_bytes)  # nothing is alive in a copy
+            ends = max(1, least), max(1, least, most_bytes)  # 0 for a network of copies
             sizes = np.geomspace(*ends, count + 1)[part:count:2].astype(int) + 1
             limits = [Limits(size, most_work, by_work=True) for size in sizes.tolist()]
             starts = [next(tree for tree in best if tree.pool_bytes <= size) for size in sizes]
@@ -302,9 +323,9 @@ class ScheduleSearch:
         number: int,
         share: float,
     ) -> list[Candidate]:
-        """Anneal trees, a thread each, with so many tries for all; return the best of each.
+        """Anneal each tree on a thread, with ``all_tries`` in total; return the best of each.
 
-        All that is archived is kept.
+        Archived trees are kept too.
         """
         if self.interrupted:
             return list(starts)
@@ -322,7 +343,7 @@ class ScheduleSearch:
             price = price_tree(self.problem, tree, limit.most_work)
             best = Candidate(*price, tree, start.origin) if price else replace(start, plan=tree)
             visited = []
-            for state in archive.candidates():  # a tree ends where nothing is left to be divided
+            for state in archive.candidates():  # the end of a tree is where all parts have leaves
                 end = np.argmax(np.cumsum(np.where(state.plan[:, 0] == LEAF, -1, 1)) == -1) + 1
                 visited.append(replace(state, plan=state.plan[:end].copy(), origin=start.origin))
             return [best, *pareto_front(visited, by_time)]
@@ -332,7 +353,7 @@ class ScheduleSearch:
         return [points[0] for points in plans]
 
     def _tries(self, starts: Sequence[Candidate]) -> float:
-        """Return how many tries there may be from trees like these."""
+        """Return the number of tries for annealing that starts from these trees."""
         work = float(np.mean([tree.time for tree in starts])) / self.one_pass
         effort = self.effort
         cost = effort.move + effort.operation * self.count * (1 + work)

@@ -1,12 +1,12 @@
-"""Initial solutions: trees by dynamic programming for little work within a memory, binomial trees.
+"""Make initial trees: by dynamic programming for least work in a memory, and binomial trees.
 
-Candidate cuts lie where little is alive. A segment between two of them is a base case (what its
-gradients read is computed, then the gradients), or it is cut as in Revolve: run to the cut, process
-the right part with the memory that is left, then the left part with all of it. One table gives the
-trees of a whole frontier of memory and work.
+Candidate cuts are where few bytes are alive. A segment between two of them is a base case (a leaf),
+or it is cut as in Revolve: run to the cut, process the right part with the memory that is left,
+then the left part with all of the memory. One table gives the trees of the whole frontier of memory
+and work.
 
-The memory is an estimate from what is alive at once; every tree is evaluated to the byte
-afterwards. Sizes are raised to several exponents, for trees that differ: annealing goes on from the
+The memory in the table is an estimate from the bytes alive; every tree is evaluated to the byte
+afterwards. Sizes are raised to several exponents to get different trees; annealing starts from the
 best of each.
 
 Optimal recomputation of arbitrary graphs: Feng and Huang 2021, "Optimal Gradient Checkpoint Search
@@ -28,19 +28,19 @@ from memonger.schedules.training_step import Parts
 from memonger.support.kernels import compiled, constant
 from memonger.support.types import Bools, Doubles, Floats, Int32s, Int64s
 
-EXPONENTS = (0.75, 0.5, 0.35, 0.2)  # of a tensor's bytes; the first serves most networks
-SCALES = 4  # of memory, each closer to the least that is possible
-NEAR_SCALES = 2  # where a limit of work is given: the second about the least memory for it
-ZOOM = 1.25  # times that memory
-SLOTS = 200  # steps of memory at each scale
-WIDEST = 0.6  # of the memory without recomputation: the first scale
-CLOSER = 1.5  # times the least memory that is possible: the last
-CUTS = 140  # candidates; the time grows with the third power of their number
-INNER_CUTS = 16  # candidates between two of them
-ENOUGH = 1.25  # times the cuts that are wanted: all local minima are taken
-FLAT = 12  # trees of one level, by segments: about the square root of the operators' number
-POWERS = (1.5, 2.0)  # how much longer earlier segments are
-STRIDES = (1, 2, 4, 8)  # binomial trees: cuts at every operator, every second ...
+EXPONENTS = (0.75, 0.5, 0.35, 0.2)  # of a tensor's bytes; the first is best for most networks
+SCALES = 4  # ranges of memory, each closer to the least that is possible
+NEAR_SCALES = 2  # with a limit of work: the second range ends near the least memory for it
+ZOOM = 1.25  # the end of that range, in multiples of that memory
+SLOTS = 200  # steps of memory in each range
+WIDEST = 0.6  # the end of the first range, as a share of the memory without recomputation
+CLOSER = 1.5  # the end of the last range, in multiples of the least memory that is possible
+CUTS = 140  # candidate cuts; the time grows with the third power of their number
+INNER_CUTS = 16  # candidate cuts between two of them
+ENOUGH = 1.25  # all local minima are taken up to this multiple of the cuts wanted
+FLAT = 12  # trees of one level, with about the square root of the operators as segments
+POWERS = (1.5, 2.0)  # exponents of the lengths of segments: earlier ones are longer
+STRIDES = (1, 2, 4, 8)  # binomial trees have cuts at every operator, every second, and so on
 
 FLAGS = constant("FLAGS")  # ALIVE, ALL, COSTLY
 DIVIDED = constant("DIVIDED")  # the choice to divide a segment further
@@ -48,22 +48,23 @@ DIVIDED = constant("DIVIDED")  # the choice to divide a segment further
 
 @dataclass(frozen=True)
 class Tensors:
-    """Results, sorted by ``start``, or gradients, and the positions at which they are alive.
+    """Results (sorted by ``start``) or gradients, and the positions at which they are alive.
 
-    Results are alive from the operator that makes them to the last one that reads them, and then
-    again to the gradient of the operator ``wanted``. Gradients are alive down to ``start``.
+    A result is alive from the operator that computes it (``start``) to the last one that reads it
+    (``stop``), and in the backward pass until the gradient of operator ``wanted``. A gradient is
+    alive in the backward pass from position ``stop`` down to ``start``.
     """
 
     start: Int64s
     stop: Int64s
-    wanted: Int64s  # the first whose gradient reads it (the number of operators for none)
+    wanted: Int64s  # the first operator whose gradient reads it; the number of operators for none
     nbytes: Doubles
-    in_place: Bools  # of each position whether something may be written in place there
+    in_place: Bools  # (positions,): whether an output may be written in place there
 
     def saved(self, size: Doubles, taken: Int64s, freed: Int64s) -> Doubles:
         """Return the size that is written in place at each position."""
-        count, apart = len(self.in_place), taken != freed
-        freed_size = np.bincount(freed[apart], size[apart], count)
+        count, differ = len(self.in_place), taken != freed
+        freed_size = np.bincount(freed[differ], size[differ], count)
         return np.where(self.in_place, np.minimum(np.bincount(taken, size, count), freed_size), 0.0)
 
 
@@ -72,26 +73,26 @@ class Sizes:
     """Sizes of tensors, bytes raised to an exponent."""
 
     result: Doubles  # of each result
-    in_place: Doubles  # by position, of those written in place
-    backward: Doubles  # of the gradients alive while the gradient of each position runs
-    passing: Doubles  # of those alive before it
+    in_place: Doubles  # by position: of results written in place
+    backward: Doubles  # by position: of gradients alive while its gradient runs
+    passing: Doubles  # by position: of gradients alive before its gradient runs
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Sizes of segments, [s, t] from boundary s to boundary t."""
+    """Sizes and work of segments: entry [s, t] is the segment from boundary s to boundary t."""
 
-    bounds: Int64s
-    kept: Doubles  # (flag, s, t): what is saved while what is right of it is processed
-    highest: Doubles  # the most while its operators run forward
-    leaf: Doubles  # the most in a base case
-    gradients: Doubles  # (t,): those alive at a boundary
-    work: Floats  # of running its operators forward
+    bounds: Int64s  # the positions of the boundaries
+    kept: Doubles  # (flag, s, t): size saved while the part right of it is processed
+    highest: Doubles  # (s, t): largest size alive while its operators run forward
+    leaf: Doubles  # (s, t): largest size alive in a base case
+    gradients: Doubles  # (t,): size of gradients alive at a boundary
+    work: Floats  # (s, t): work of running its operators forward
     recomputed: Floats  # (flag, s, t): work of a base case
 
 
 class Table:
-    """The least work of segments within each memory up to ``SLOTS`` times ``unit``."""
+    """The least work of segments for each memory up to ``SLOTS`` times ``unit``."""
 
     def __init__(self, outer: Segments, unit: float, inner: Sequence[Segments | None]) -> None:
         self.bounds = outer.bounds
@@ -110,7 +111,7 @@ class Table:
         self.choice = choice.reshape(*leaf.shape, SLOTS + 1)
 
     def tree(self, slot: int) -> list[tuple[int, int]]:
-        """Follow the choices that were made for a memory."""
+        """Return the tree for a memory (in units), by the choices in the table."""
         tree: list[tuple[int, int]] = []
         pending, choice, kept = [(0, len(self.bounds) - 1, slot)], self.choice.item, self.kept.item
         while pending:
@@ -130,7 +131,7 @@ class Table:
 
 
 class InitialTrees:
-    """The initial solutions of one network; ``share`` of the exponents are tried."""
+    """Initial trees of one network; ``share`` of the exponents are tried."""
 
     def __init__(self, parts: Parts, problem: Problem, share: float = 1.0) -> None:
         self.exponents = EXPONENTS[: math.ceil(share * len(EXPONENTS))]
@@ -168,7 +169,7 @@ class InitialTrees:
         return np.array([part[np.argmin(self.alive[part])] for part in stretches], dtype=np.int64)
 
     def binomial(self, repeats: Iterable[int]) -> list[Int32s]:
-        """Make the binomial trees that run an operator at most so often, for each of these."""
+        """Make binomial trees: for each number of ``repeats``, no operator runs more often."""
         trees: dict[bytes, Int32s] = {}
         for stride in STRIDES:
             bounds = self.candidate_cuts(0, self.count, self.count // stride)
@@ -181,10 +182,11 @@ class InitialTrees:
         return list(trees.values())
 
     def flat(self) -> list[Int32s]:
-        """Make lazy trees of one level (Chen et al. 2016), of few long segments to many short ones.
+        """Make lazy trees of one level (Chen et al. 2016), from few long to many short segments.
 
-        What is saved at a cut is gone once the segment behind it has been processed. Earlier
-        segments may therefore be longer: by as much each, if all operators are alike (power 2).
+        The result saved at a cut is freed when the segment after it has been processed, so that
+        earlier segments may be longer. If all operators are alike, the best lengths grow linearly
+        (power 2).
         """
         trees, root = [], self.count**0.5
         for segments in np.unique(np.geomspace(1 + root / 4, 1 + root * 2, FLAT).astype(int)):
@@ -199,15 +201,14 @@ class InitialTrees:
         return trees
 
     def lists(self, most_work: float | None) -> int:
-        """Return how many lists of trees `dynamic` makes at most."""
+        """Return how many lists of trees `dynamic` yields at most."""
         return len(self.exponents) * _scales(most_work)
 
     def dynamic(self, most_work: float | None, most: int) -> Iterator[list[Int32s]]:
-        """Make trees by dynamic programming: of the whole frontier, or those about a limit of work.
+        """Make trees by dynamic programming: of the whole frontier, or near a limit of work.
 
-        Segments between neighbouring candidate cuts are divided further, at cuts of their own. It
-        yields those of each exponent and scale, but for those that have been yielded already: about
-        ``most`` in all.
+        Segments between neighbouring candidate cuts are divided further, at cuts of their own.
+        Yields the new trees of each exponent and each range of memory, about ``most`` in total.
         """
         trees_each = 1 + most // self.lists(most_work)
         yielded: set[bytes] = set()
@@ -233,7 +234,7 @@ class InitialTrees:
                 yield [tree for key, tree in new.items() if key not in yielded]
                 yielded |= set(new)
                 if most_work is None:
-                    # Even steps on the way to little more than the least that is possible.
+                    # The ranges shrink by even factors to little more than the least memory.
                     last = CLOSER * slots[0] / SLOTS
                     memory *= min(0.7, float(last ** (1 / max(1, SCALES - 1 - scale))))
                 else:
@@ -257,7 +258,7 @@ class InitialTrees:
         """Compute the sizes of all segments between these boundaries."""
         lo, hi = int(bounds[0]), int(bounds[-1])
         r, inside = self.results, slice(*np.searchsorted(self.results.start, [lo, hi]))
-        ends, count, m = bounds - lo, hi - lo, len(bounds)  # positions count from the first
+        ends, count, m = bounds - lo, hi - lo, len(bounds)  # positions relative to the first
         start, stop, wanted = (
             np.minimum(at[inside] - lo, count) for at in (r.start, r.stop, r.wanted)
         )
@@ -298,16 +299,16 @@ def _scales(most_work: float | None) -> int:
 
 
 def _alive(start: Int64s, stop: Int64s, size: Doubles, count: int) -> Doubles:
-    """Sum up the sizes of what is alive, both ends included, at each of ``count`` positions."""
+    """Return the total size alive at each of ``count`` positions, from start to stop inclusive."""
     change = np.bincount(start, size, count + 2)
     change -= np.bincount(stop + 1, size, count + 2)
     return np.cumsum(change, dtype=np.float64)[:count]
 
 
 def _inside(bounds: Int64s, maker: Int64s, after: Int64s, until: Int64s, size: Doubles) -> Doubles:
-    """Sum up what is made in each segment, [s, t], and alive after its end.
+    """Return the total size that is made in each segment [s, t] and alive after its end.
 
-    That is where after < bounds[t] <= until.
+    A tensor is alive after the end of a segment if after < bounds[t] <= until.
     """
     m = len(bounds)
     s, start, stop = (np.searchsorted(bounds, at, "right") for at in (maker, after, until))
@@ -318,17 +319,17 @@ def _inside(bounds: Int64s, maker: Int64s, after: Int64s, until: Int64s, size: D
 
 
 def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
-    """Make the results and the gradients of a network."""
+    """Return the results and the gradients of a network as Tensors."""
     t, p, count = parts.work.training.arrays, parts.variants, len(problem.node)
     rows, n = len(t.variable), p.forward
-    when = np.full(rows, -1, dtype=np.int64)  # the position with which each row runs
+    when = np.full(rows, -1, dtype=np.int64)  # the position at which each row runs
     when[problem.node] = np.arange(count)
     place, position = gather(p.operation_start, problem.node)
     when[p.operation_row[place]] = position
     row = np.repeat(np.arange(rows), np.diff(t.output_start))
     start = when[row]
     reader = np.repeat(np.arange(rows), np.diff(t.read_start))
-    # What is read of the first time that an operator ran is there whatever the schedule.
+    # Results of the first run of an operator (`FIRST_TIME`) are saved by every schedule.
     source = p.rows.read_row[: len(reader)].astype(np.int64)
     read = ~t.read_ignored & (0 <= source) & (source < rows) & (when[reader] >= 0)
     entry = t.output_start[source[read]] + p.rows.read_output[: len(reader)][read]
@@ -336,7 +337,7 @@ def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
     last, first = np.full(len(row), -1), np.full(len(row), count)
     np.maximum.at(last, entry[reader < n], when[reader[reader < n]])
     np.minimum.at(first, entry[reader >= n], when[reader[reader >= n]])
-    # The user's gradients stay to the end, and so does what is added up to one.
+    # Gradients of arguments stay to the end, and so do the terms that are summed in place to one.
     stays = (row >= n) & (first == count)
     stays[t.output_start[problem.gradients[:, 0]] + problem.gradients[:, 1]] = True
     sums = (parts.work.training.origin < 0) & ~t.variable
@@ -348,7 +349,7 @@ def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
     nbytes = 4.0 * t.elements
     in_place = np.zeros((2, count), dtype=np.bool_)
     writer = np.repeat(np.arange(rows), np.diff(t.inplace_start))
-    kind = (writer >= n).astype(np.int64)  # gradients written over gradients, results over results
+    kind = (writer >= n).astype(np.int64)  # 0: a result over a result, 1: a gradient over one
     alike = (when[writer] >= 0) & (kind == (t.read_row[t.inplace_read] >= n))
     in_place[kind[alike], when[writer[alike]]] = True
     result = np.flatnonzero((start >= 0) & (row < n) & (nbytes > 0))

@@ -1,12 +1,13 @@
-"""Recursive checkpointing trees, and the schedules that they stand for.
+"""Recursive checkpointing trees, which represent schedules.
 
-A node of a tree stands for a segment of the network: the operators at positions lo..hi-1 of the
-execution order. Their gradients are to be computed while what they need of earlier operators is
-saved. The node has the cut of the segment: run forward to the cut, process the right part, then the
-left one. Its flag says what of the left part is saved meanwhile. A leaf runs what its gradients
-read and is still missing, then the gradients; a lazy one runs what a gradient reads right before
-that, as MXNet does with marks. Everything that runs is read: by the gradients of the segment, by
-operators on the way to them, or as an output of the network.
+A node of a tree represents a segment of the network: the operators at positions lo..hi-1 of the
+execution order, whose gradients are to be computed while the results of earlier operators that they
+need are saved. An inner node has the cut of its segment: run forward to the cut, process the right
+part, then the left part. Its flag says which results of the left part are saved meanwhile. A leaf
+recomputes all results that its gradients read and that are not saved, then runs the gradients. A
+lazy leaf recomputes what a gradient reads right before that gradient, as MXNet does with marks.
+Nothing runs whose result is not read, by a gradient of the segment, by an operator that such a
+gradient needs, or as an output of the network.
 
 A tree is an array of int32, (nodes, 2): cuts (positions, or `LEAF`) and flags in preorder, the left
 part before the right one.
@@ -26,20 +27,20 @@ from memonger.support.types import Int32s
 LEAF = constant("LEAF")  # instead of a cut: the segment is not divided
 LAZY = constant("LAZY")  # the flag of a lazy leaf
 
-#: What is saved of the left part while the right one is processed, besides what the right one
-#: reads: what is alive at the cut and the left part's gradients read, all that they read, the
-#: results of costly operators, or nothing.
+#: Which results of the left part are saved while the right part is processed, besides those that
+#: the right part reads: results alive at the cut that gradients of the left part read, all results
+#: that these gradients read, results of costly operators, or none.
 ALIVE, ALL, COSTLY, NOTHING = map(constant, ("ALIVE", "ALL", "COSTLY", "NOTHING"))
 
-MOST_NODES = constant("MOST_NODES")  # that a tree may grow to, for each operator
+MOST_NODES = constant("MOST_NODES")  # limit of the nodes of a tree, for each operator
 
 
 class Steps(Struct):
-    """The forward operators of a network by position."""
+    """The forward operators of a network, by position in the execution order."""
 
 
 def fewest_states(steps: int, repeats: int) -> int:
-    """Return how many states to save so that no step runs more often than ``repeats`` times."""
+    """Return the fewest states to save such that no step runs more than ``repeats`` times."""
     states = 1
     while _reach(states, repeats) < steps:
         states += 1
@@ -47,16 +48,33 @@ def fewest_states(steps: int, repeats: int) -> int:
 
 
 def binomial_tree(steps: int, states: int) -> Int32s:
-    """Make the binomial schedule of a chain of equal steps: the one with the fewest forward steps.
+    """Make the binomial schedule of a chain, which has the fewest forward steps.
 
     Also known as treeverse (Griewank 1992) and Revolve (Griewank and Walther 2000, ACM TOMS 26(1),
-    algorithm 799). To reverse steps lo..hi-1 with s states saved, the one at lo among them: run
-    forward to a cut, reverse what is right of it with s - 1 states, then what is left of it with s.
-    It is optimal if all steps cost the same and all states are equally large.
+    algorithm 799). To reverse steps lo..hi-1 with s saved states (one of them at lo): run forward
+    to a cut, reverse the right part with s - 1 states, then the left part with s states. This is
+    optimal if all steps cost the same and all states have the same size.
+
+    Parameters
+    ----------
+    steps : int
+        The number of steps of the chain.
+    states : int
+        The number of states that may be saved at once.
+
+    Returns
+    -------
+    np.ndarray
+        The tree, (nodes, 2) of int32.
+
+    Raises
+    ------
+    MemongerError
+        If one of the numbers is less than 1.
     """
     if steps < 1 or states < 1:
         raise MemongerError(
-            f"a chain of {steps} steps with {states} states kept cannot be reversed; both must be "
+            f"a chain of {steps} steps cannot be reversed with {states} saved states; both must be "
             "1 or more"
         )
     tree: list[tuple[int, int]] = []
@@ -73,13 +91,13 @@ def binomial_tree(steps: int, states: int) -> Int32s:
 
 
 def _reach(states: int, repeats: int) -> int:
-    """Return how many steps can be reversed if none runs more often than ``repeats`` times."""
+    """Return how many steps can be reversed if no step runs more than ``repeats`` times."""
     return comb(states + repeats, states) if repeats >= 0 else 0
 
 
 @functools.lru_cache(maxsize=2**16)
 def _first_part(steps: int, states: int) -> int:
-    """Return the fewest steps left of the first cut of an optimal schedule (equation 5)."""
+    """Return the fewest steps left of the first cut of an optimal schedule (equation 5, 2000)."""
     repeats = 0
     while _reach(states, repeats) < steps:
         repeats += 1

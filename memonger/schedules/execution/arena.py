@@ -1,9 +1,9 @@
-"""Memory of one device, in which tensors lie where a schedule has placed them.
+"""Arenas: memory of one device, in which a schedule places tensors.
 
-To MXNet each tensor is an array of its own: made over an address by ``MXNDArrayFromDLPackEx``, it
-has an engine variable of its own and is no view. So MKLDNN may lay it out in blocks, and operators
-get the write requests that they get in an executor. But the engine does not know that tensors
-overlap: what runs in an arena is ordered by its token (`calls`).
+``MXNDArrayFromDLPackEx`` makes an array over an address. It has its own variable in MXNet's engine
+and is not a view, so MKLDNN may use a blocked layout for it, and operators get the same write
+requests as in an executor. But the engine does not know which tensors overlap, so the operators of
+an arena are ordered by a token (`calls`).
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ DEVICES = {"cpu": 1, "gpu": 2, "cpu_pinned": 3}
 class Arena(Generic[T]):
     """Memory of a device for the tensors of training steps, one step at a time.
 
-    It is taken when it is first used, and grows when a larger step wants it.
+    It is allocated when it is first used, and allocated anew if a larger step needs more.
     """
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.nbytes = 0
         self._array: NDArray | None = None  # the memory
-        #: The calls of each executor, bound to that memory; where it goes, they go.
+        #: The calls of each executor, which are bound to that memory and dropped with it.
         self.calls: weakref.WeakKeyDictionary[Executor, T] = weakref.WeakKeyDictionary()
-        self.last_pass: object = None  # stands for the last forward pass in it
+        self.last_pass: object = None  # identifies the last forward pass in the arena
 
     def reserve(self, nbytes: int) -> None:
-        """Have room for a step of so many bytes."""
+        """Require room for a step of ``nbytes`` bytes."""
         self.nbytes = max(nbytes, self.nbytes)
 
     def memory(self) -> NDArray:
-        """Return the array that is the memory. Each bulk in it changes that array's variable."""
+        """Return the array over the whole memory, whose engine variable orders the bulks."""
         if self._array is not None and self._array.size < self.nbytes // 8:
             self.calls.clear()
             self._array = self.last_pass = None
             if may_wait():
-                mx.nd.waitall()  # until it is free
+                mx.nd.waitall()  # until the old memory is free
         if self._array is None:
             try:
                 self._array = mx.nd.empty((self.nbytes // 8,), self.ctx, dtype="float64")
@@ -73,7 +73,7 @@ class Arena(Generic[T]):
 
     @property
     def place(self) -> int:
-        """The address of offset 0; what lies before it is no tensor's."""
+        """The address of offset 0: the first aligned one after the token (`calls`)."""
         return -(-(address(self.memory()) + 1) // ALIGNMENT) * ALIGNMENT
 
 
@@ -85,14 +85,14 @@ def address(array: NDArray) -> int:
 
 
 def array_at(place: int, tensor: Tensor, ctx: Context) -> NDArray:
-    """Make an array over memory that its caller keeps."""
+    """Make an array over memory at an address, which the caller must keep allocated."""
     types, axes = mx.nd.ndarray, len(tensor.shape)
     device = types.DLContext(DEVICES[ctx.device_type], ctx.device_id)
     dtype = types.DLDataType(*DTYPES[tensor.dtype], 1)
     shape = (ctypes.c_int64 * axes)(*tensor.shape)
     managed = types.DLManagedTensor(types.DLTensor(place, device, axes, dtype, shape))
     handle = mx.base.NDArrayHandle()
-    transient = ctypes.c_bool(True)  # MXNet copies what describes it
+    transient = ctypes.c_bool(True)  # MXNet copies the description
     mx.base.check_call(
         mx.base._LIB.MXNDArrayFromDLPackEx(ctypes.byref(managed), transient, ctypes.byref(handle))
     )
@@ -100,7 +100,7 @@ def array_at(place: int, tensor: Tensor, ctx: Context) -> NDArray:
 
 
 def refuse_types(tensors: Iterable[Tensor]) -> None:
-    """Refuse tensors of a type that no array over an address can have."""
+    """Raise MemongerError for tensors of a type that an array over an address cannot have."""
     for dtype in sorted({tensor.dtype for tensor in tensors}):
         if np.dtype(dtype).name not in DTYPES:
             raise MemongerError(

@@ -1,14 +1,14 @@
-"""A training step as calls of MXNet's imperative interface, in order, and how they run.
+"""Translate a training step into calls of MXNet's imperative interface, and run them in order.
 
-A compiled loop invokes operators by ``MXImperativeInvoke``. The engine does not know which
-tensors overlap in the arena, so calls go in *bulks* (``MXEngineSetBulkSize``): the operators of a
+A compiled loop invokes operators by ``MXImperativeInvoke``. The engine does not know which tensors
+overlap in the arena, so calls are pushed in *bulks* (``MXEngineSetBulkSize``): the operators of a
 bulk run one after the other. Each bulk begins with an operator, its *token*, that changes the
-arena's own variable, so that bulks run in order (``BulkAppend`` in
+engine variable of the arena, so that bulks run in order (``BulkAppend`` in
 ``src/engine/threaded_engine.h``).
 
-What autograd computes (`operators.recorded`) runs outside of bulks. To keep the order, each of its
-outputs is copied to itself, which computes nothing, at the end of the bulk before it and in the
-bulk after it.
+Operators that autograd records (`operators.recorded`) run outside of bulks. To keep the order, each
+of their outputs is copied to itself (which computes nothing) at the end of the bulk before and in
+the bulk after.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from memonger.graph.forward import RowEntry
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import truth
-from memonger.graph.operators.recorded import ASYNCHRONOUS, COMPUTES_ALL, MOVED_UNTOLD
+from memonger.graph.operators.recorded import ASYNCHRONOUS, COMPUTES_ALL, UNDECLARED_MUTATIONS
 from memonger.graph.operators.tensors import Attributes, Tensor
 from memonger.schedules.execution.arena import address, array_at
 from memonger.schedules.training_step import TrainingStep
@@ -35,23 +35,23 @@ from memonger.support.types import NDArray
 if TYPE_CHECKING:
     Arrays = Sequence[NDArray]
 
-#: What a call reads or writes: a tensor of the step (a row and one of its outputs), or the array of
-#: an argument's gradient (its name).
+#: An input or output of a call: a tensor of the step (a row and one of its outputs), or the array
+#: of an argument's gradient (the name of the argument).
 Place = Union[RowEntry, str]
 
 TOKENS = 2  # calls at the beginning of the table
-BULK = 32  # operators; more brings nothing, and the engine has nothing to do until a bulk is full
+BULK = 32  # operators; the engine is idle until a bulk is full, and larger bulks are not faster
 
 
 class Invocation(NamedTuple):
-    """An operator that runs: the compiled loop invokes it, or autograd records it."""
+    """A run of an operator: the compiled loop invokes it, or autograd records it."""
 
-    row: int  # of the training step; -1: none of them
+    row: int  # of the training step; -1: no row
     op: str
     attrs: Attributes
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
-    #: If it is recorded, of each input that gets a gradient: its number, that gradient, and whether
+    #: If it is recorded: of each input that gets a gradient, its number, the gradient, and whether
     #: it is added.
     gradients: tuple[tuple[int, RowEntry, bool], ...] | None = None
 
@@ -60,7 +60,7 @@ class Differentiated(NamedTuple):
     """The backward pass of an operator that was recorded."""
 
     row: int  # of the operator
-    heads: tuple[tuple[int, Place], ...]  # outputs of it, and their gradients
+    heads: tuple[tuple[int, Place], ...]  # numbers of outputs, and their gradients
     writes: tuple[Place, ...]
 
 
@@ -71,16 +71,16 @@ class Calls(NamedTuple):
     """All calls of a training step, in order."""
 
     all: tuple[Call, ...]
-    forward: int  # how many of them run before the outputs of the network are there
+    forward: int  # how many of them belong to the forward pass
 
 
 # ---------------------------------------------------------------- from rows to calls
 
 
 def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
-    """List the calls that run a training step.
+    """Return the calls that run a training step.
 
-    If it is ``poisoned``, each tensor is overwritten once it is dead, which exposes later reads.
+    If ``poisoned``, tensors are overwritten once they are dead, which makes later reads visible.
     """
     nodes, graph = step.nodes.all, step.training.graph
     recorded = {**step.recorded, **step.dropouts} if on_gpu else step.recorded
@@ -106,9 +106,9 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
         elif row not in inner:
             attrs = dict(signature.attrs)
             if signature.op == "Dropout" and node.source in again:
-                # cuDNN's mask is one of bits, no factors (src/operator/nn/dropout-inl.h)
+                # cuDNN's mask has bits instead of factors (src/operator/nn/dropout-inl.h).
                 attrs["cudnn_off"] = "True"
-            elif signature.op == "_zeros_without_dtype":  # its shape is inferred from nothing
+            elif signature.op == "_zeros_without_dtype":  # its shape cannot be inferred
                 attrs["shape"] = str(tuple(signature.tensors[0].shape))
             writes = tuple([(row, k) for k in range(len(signature.tensors))])
             usual = Invocation(row, signature.op, attrs, tuple(node.reads), writes)
@@ -118,7 +118,7 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
                 calls.append(usual._replace(gradients=tuple(adds)))
             else:
                 calls += _by_name(usual)
-                states = [node.reads[k] for k in MOVED_UNTOLD.get(signature.op, ())]
+                states = [node.reads[k] for k in UNDECLARED_MUTATIONS.get(signature.op, ())]
                 calls += [_copy(state, state) for state in states]
         calls += sums.get(row, ())
         poison += dead.get(row, ())
@@ -141,8 +141,8 @@ def _copy(source: Place, target: Place) -> Invocation:
 
 
 def _poison(step: TrainingStep) -> Mapping[int, Sequence[Call]]:
-    """List by row what overwrites those blocks of the arena that are dead after it."""
-    tensors: dict[int, RowEntry] = {}  # the last of each block
+    """Return, by row, the calls that overwrite the blocks of the arena that die after the row."""
+    tensors: dict[int, RowEntry] = {}  # the last tensor of each block
     for row, signature in enumerate(step.signatures):
         for k in range(len(signature.tensors)):
             tensors[step.block((row, k))] = row, k
@@ -157,10 +157,10 @@ def _poison(step: TrainingStep) -> Mapping[int, Sequence[Call]]:
 
 
 def _sums(step: TrainingStep) -> list[dict[int, list[Call]]]:
-    """List the additions to arrays of gradients: after the row that makes it, or before.
+    """Return, by row, the additions to arrays of gradients: those after a row, those before one.
 
-    More than four tensors are added to the array one after the other, as MXNet does unless they are
-    laid out in blocks (``ElementWiseSumCompute_`` with the request 'add', in
+    Sums of more than four terms are added to the array term by term, as MXNet does unless a term is
+    blocked (``ElementWiseSumCompute_`` with the request 'add', in
     ``src/operator/tensor/elemwise_sum.h``).
     """
     after: dict[int, list[Call]] = defaultdict(list)
@@ -182,9 +182,10 @@ def _sums(step: TrainingStep) -> list[dict[int, list[Call]]]:
 def _gradients(
     step: TrainingStep, x: int, rows: Sequence[int], read: Container[RowEntry]
 ) -> list[tuple[int, RowEntry]]:
-    """Return the inputs of a recorded operator that get a gradient that is read, and that gradient.
+    """Return the inputs of a recorded operator whose gradients are read, with these gradients.
 
-    Where all are computed, all get one: MXNet would allocate those without a place in the arena.
+    If the operator computes all gradients, all are returned: MXNet would allocate memory for those
+    that have no place in the arena.
     """
     references = enumerate(step.training.gradients[x].gradients)
     nodes = [(k, (rows[r[1]], r[2])) for k, r in references if r is not None and r[0] == "node"]
@@ -195,11 +196,12 @@ def _gradients(
 def _differentiate(
     step: TrainingStep, x: int, rows: Sequence[int], gradients: Sequence[tuple[int, RowEntry]]
 ) -> list[Call]:
-    """List the calls of a recorded operator's backward pass; ``rows`` are those of its gradient.
+    """Return the calls of a recorded operator's backward pass; ``rows`` are those of its gradient.
 
-    It may change the auxiliary states of the operator, though it does not say so. If the operator
-    has states of its own in its last run, they begin as the first run has left the others, and are
-    copied back to them: whether the forward pass changes them (cuDNN) or the backward pass.
+    The backward pass may change the auxiliary states of the operator, though it does not declare
+    so. If the last run of the operator has its own copies of the states, they are copied from the
+    states before the backward pass and back after it. So the states are updated once, whether the
+    forward pass (cuDNN) or the backward pass does it.
     """
     graph, nodes, latest = step.training.graph, step.nodes.all, step.nodes.latest[x]
     runs = nodes[step.nodes.first[x]], nodes[latest]
@@ -219,9 +221,9 @@ def _differentiate(
 
 
 def _by_name(usual: Invocation) -> list[Invocation]:
-    """Return invocations by name that compute the same as an operator."""
+    """Return invocations that compute the same as an operator that cannot be invoked by name."""
     row, op, attrs, reads, writes = usual[:5]
-    if op == "_backward_Dropout":  # the mask holds factors, without cuDNN
+    if op == "_backward_Dropout":  # without cuDNN, the mask contains factors
         if float(attrs.get("p", 0.5)) == 0:
             return [Invocation(row, "_copy", {}, reads[:1], writes)]
         product = "broadcast_mul" if attrs.get("axes", "()") not in ("()", "[]") else "elemwise_mul"
@@ -232,7 +234,7 @@ def _by_name(usual: Invocation) -> list[Invocation]:
             return [Invocation(row, "stack", {"axis": axis, "num_args": count}, reads, writes)]
         return [Invocation(row, "Concat", {"dim": axis, "num_args": count}, reads, writes)]
     if op == "_backward_softmax_cross_entropy":
-        # Recorded it would hold the data of its first run (src/operator/loss_binary_op-inl.h).
+        # A recorded one would keep the data of its first run (src/operator/loss_binary_op-inl.h).
         (head, data, label), (gradient, _) = reads, writes
         return [
             Invocation(row, "SoftmaxOutput", {}, (data, label), (gradient,)),
@@ -246,19 +248,19 @@ def _by_name(usual: Invocation) -> list[Invocation]:
 
 
 class BoundCalls:
-    """Calls with the arrays that they read and write, ready to run in an arena's ``memory``."""
+    """Calls bound to the arrays that they read and write, in the ``memory`` of an arena."""
 
     def __init__(self, calls: Calls, arrays: Mapping[Place, NDArray], memory: NDArray) -> None:
         self._calls, self.arrays = calls.all, arrays
-        self._kept: list[object] = []  # what the table points to
+        self._kept: list[object] = []  # objects to which the table points
         self._table: list[list[int]] = []
-        self._ends: list[int] = []  # of each call: the end of its numbers in the table
-        self._actions: list[tuple[int, Callable[[], None]]] = []  # from where in the table on
+        self._ends: list[int] = []  # of each call: the end of its rows in the table
+        self._actions: list[tuple[int, Callable[[], None]]] = []  # the row before which each runs
         recordings: dict[int, _Recording] = {}
         token = memory[0:1]  # a view: its variable is that of the arena
         alias = array_at(address(memory), Tensor((1,), "float64"), memory.context)
-        # On the CPU an array over an address is on device 0, whatever it was made for (``Chunk`` in
-        # include/mxnet/ndarray.h). A bulk is of one device, that of the first input of each call.
+        # On the CPU an array over an address is always on device 0 (``Chunk`` in
+        # include/mxnet/ndarray.h). A bulk is on one device, that of the first input of each call.
         self._devices = [alias.context, memory.context]
         for array in (alias, token):
             self._add("_copy", {}, [array], [token])
@@ -289,7 +291,7 @@ class BoundCalls:
         )
 
     def _outside(self, writes: Arrays, action: Callable[[], None]) -> None:
-        """Note an action that runs between two bulks that change what it writes."""
+        """Add an action that runs between two bulks, both of which write to its outputs."""
         for array in writes:
             self._add("_copy", {}, [array], [array])
         self._actions.append((len(self._table), action))
@@ -317,18 +319,18 @@ class BoundCalls:
             end = k + 1 if alone else stop
             failed = compiled.run_calls(*functions, self._numbers, k, end, BULK)
             if failed >= 0:
-                said = mxnet_message(mx.base.py_str(lib.MXGetLastError()))
+                message = mxnet_message(mx.base.py_str(lib.MXGetLastError()))
                 call = self._calls[int(np.searchsorted(self._ends, failed, side="right"))]
-                raise MemongerError(f"the step of a schedule failed at {call}: {said}")
+                raise MemongerError(f"the step of a schedule failed at {call}: {message}")
             if alone:
                 wait_for_engine("a schedule under a profiler with aggregate_stats")
 
 
 class _Recording:
-    """An operator that autograd records each time that it runs."""
+    """An operator that autograd records each time it runs."""
 
     def __init__(self, call: Invocation, arrays: Mapping[Place, NDArray]) -> None:
-        # Arrays of their own on the tape; a caller's may be on it already, for something else.
+        # Detached, because an array of the caller may be on the tape of another computation.
         self._reads = [arrays[place].detach() for place in call.reads]
         self._writes = [arrays[place] for place in call.writes]
         if call.gradients:
@@ -349,7 +351,7 @@ class _Recording:
 
     def differentiate(self, heads: Sequence[tuple[int, NDArray]]) -> None:
         """Run its backward pass, and drop what autograd has recorded."""
-        # Where no gradient of an output is read, any array will do for one.
+        # If no gradient of an output is read, any array may stand in for one.
         chosen = heads or [(0, self._outputs[0])]
         outputs, gradients = zip(*[(self._outputs[k], array) for k, array in chosen])
         mx.autograd.backward(list(outputs), list(gradients), train_mode=True)
@@ -357,7 +359,7 @@ class _Recording:
 
 
 def invoke(op: int, reads: Arrays, attrs: Attributes, writes: Arrays) -> None:
-    """Run an operator by its handle; autograd may record it."""
+    """Run an operator by its handle; autograd records it if it is recording."""
     is_np, returns_list = False, True
     mx.nd._internal._imperative_invoke(
         op, list(reads), list(attrs), list(attrs.values()), list(writes), is_np, returns_list
@@ -366,7 +368,7 @@ def invoke(op: int, reads: Arrays, attrs: Attributes, writes: Arrays) -> None:
 
 @functools.lru_cache(maxsize=None)
 def creator(op: str) -> int:
-    """Look up MXNet's handle of an operator."""
+    """Return MXNet's handle of an operator."""
     handle = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.NNGetOpHandle(op.encode(), ctypes.byref(handle)))
     return handle.value or 0
@@ -374,17 +376,17 @@ def creator(op: str) -> int:
 
 @functools.lru_cache(maxsize=None)
 def _profiler() -> set[str]:
-    """Return the options of MXNet's profiler that are on: ``aggregate_stats``, or nothing.
+    """Return the set of the profiler's options that are on: ``aggregate_stats``, or nothing.
 
-    The set is kept up to date. While MXNet adds up times it has no bulks (`bulk_size` in
-    src/engine/threaded_engine.h). Only printing the times shows whether it does, which ends a
-    profile that MXNet is writing (``DumpProfile`` in src/profiler/profiler.cc): so that is done
-    once.
+    The set is updated when the profiler is configured. With ``aggregate_stats`` MXNet has no bulks
+    (`bulk_size` in src/engine/threaded_engine.h). The option can be read only by printing the
+    statistics, which ends a profile that MXNet is writing (``DumpProfile`` in
+    src/profiler/profiler.cc), so this is done once.
     """
     lib, option = mx.base._LIB, "aggregate_stats"
     text, as_json = ctypes.c_char_p(), 1
     mx.base.check_call(lib.MXAggregateProfileStatsPrintEx(ctypes.byref(text), 0, as_json, 0, 0))
-    options = {option} if text.value else set()  # no text where there is nothing to print
+    options = {option} if text.value else set()  # the text is empty if the option is off
     configure = lib.MXSetProcessProfilerConfig
 
     def noting(count: int, keys: Sequence[bytes], values: Sequence[bytes], *process: object) -> int:

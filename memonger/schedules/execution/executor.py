@@ -1,4 +1,4 @@
-"""The executor of a schedule's training step, which is to its users as MXNet's own."""
+"""The executor of a schedule's training step, with the interface of MXNet's executor."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from memonger.schedules.execution.plain import PlainNetwork
 from memonger.support import versions
 from memonger.support.errors import MB, MemongerError
 from memonger.support.mxnet import mx
-from memonger.support.signals import signals_put_off
+from memonger.support.signals import deferred_signals
 from memonger.support.types import Context, NDArray, Symbol
 
 if TYPE_CHECKING:
     Arrays = Dict[str, NDArray]  # by the names of arguments or auxiliary states
     OutGrads = Union[Mapping[str, NDArray], Sequence[NDArray], NDArray, None]
 
-POISON = "MEMONGER_POISON"  # an environment variable, for tests: dead tensors are overwritten
+POISON = "MEMONGER_POISON"  # environment variable for tests: overwrite dead tensors
 
 
 class ScheduledExecutor(mx.executor.Executor):
-    """An executor of a training step, in an arena; made by `ScheduledSymbol`.
+    """An executor of a training step in an arena, made by `ScheduledSymbol`.
 
-    ``forward`` runs what comes before the network's outputs, in inference too (in the layouts that
-    training has, so that it rounds the same), and ``backward`` runs the rest. The outputs have
-    arrays of their own; gradients are written to the caller's, or added to them. Gradients of an
-    inference are computed by the plain network.
+    ``forward`` runs the operations up to the network's outputs. Inference runs them too, so that it
+    has the layouts of training and rounds the same. ``backward`` runs the rest. Outputs have their
+    own arrays; gradients are written or added to the caller's arrays. Gradients of an inference
+    are computed by the network without its plan.
     """
 
-    # MXNet's own properties make them when they are first read.
+    # Properties of MXNet's class make these dicts when they are first read.
     _arg_dict = _grad_dict = _aux_dict = _output_dict = None
     _monitor_callback: Callback | None = None
     _monitor: Monitor | None = None
@@ -61,18 +61,18 @@ class ScheduledExecutor(mx.executor.Executor):
         arena = lent.arena if isinstance(lent, ScheduledExecutor) else Arena(ctx)
         self.arena: Arena[BoundCalls] = arena
         self.arena.reserve(step.arena_bytes)
-        self._pass: object = None  # stands for a forward pass whose gradients may be computed
+        self._pass: object = None  # identifies a forward pass whose gradients may be computed
         wanted = [name for name, request in requests.items() if request != "null"]
         fitting = {name: fitted(grads.get(name), tensors[name], ctx) for name in wanted}
         grads = {**dict.fromkeys(names), **grads, **fitting}
         self.arg_arrays = [args[name] for name in names]
         self.grad_arrays = [grads[name] for name in names]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
-        self._arrays = self._variables({**args, **aux})  # of the step, without those in the arena
+        self._arrays = self._variables({**args, **aux})  # of the step, outside of the arena
         self._heads = self._head_gradients()
         self._array_of_block: dict[int, NDArray] = {}  # arrays of the caller, and outputs
         self.outputs = [self._output(head) for head in step.heads[: step.arrays.outputs]]
-        #: What is copied after the backward pass: to which array, from which, and whether added.
+        #: Copies after the backward pass: target, source (None: zeros), whether it is added.
         self._copied: list[tuple[NDArray, NDArray | None, bool]] = []
         for a, entry in zip(step.training.wanted, step.gradients):
             name = graph.nodes[a].name
@@ -81,7 +81,7 @@ class ScheduledExecutor(mx.executor.Executor):
             self._arrays[name] = grads[name]
 
     def __del__(self) -> None:
-        pass  # there is no executor of MXNet's to free
+        pass  # MXNet's method would free an executor of MXNet, which does not exist
 
     def _variables(self, inputs: Arrays) -> dict[Place, NDArray]:
         """Find or make the arrays of the variables of the step."""
@@ -95,7 +95,7 @@ class ScheduledExecutor(mx.executor.Executor):
         return variables
 
     def _head_gradients(self) -> dict[int, NDArray]:
-        """Find the arrays for the gradients of the outputs, by number, that are no losses."""
+        """Find the arrays for the gradients of outputs that are not losses, by output number."""
         step, heads = self._step, {}
         for row, source in enumerate(step.rows.source.tolist()):
             if source >= step.parts.variants.forward and (row, 0) in self._arrays:
@@ -112,7 +112,7 @@ class ScheduledExecutor(mx.executor.Executor):
         return array if array.shape == tensor.shape else array.reshape(tensor.shape)
 
     def _gradient(self, array: NDArray, entry: RowEntry | None, added: bool) -> None:
-        """Note how the array of a gradient is filled."""
+        """Decide how the array of a gradient is filled: by the step itself, or by a copy."""
         if entry is None:
             if not added:
                 self._copied.append((array, None, False))
@@ -127,11 +127,14 @@ class ScheduledExecutor(mx.executor.Executor):
 
     @property
     def handle(self) -> object:
-        """MXNet's executor, from which an unplanned network takes the arrays that it shares."""
+        """The handle of MXNet's executor of the network without its plan.
+
+        An unplanned network that is bound with this one as ``shared_exec`` reads it.
+        """
         return self._plain.bound(self).handle
 
     def _ready(self) -> BoundCalls:
-        """Return the calls for the memory that the arena has now."""
+        """Return the calls, bound to the present memory of the arena."""
         memory = self.arena.memory()
         if self not in self.arena.calls:
             step, place = self._step, self.arena.place
@@ -154,7 +157,7 @@ class ScheduledExecutor(mx.executor.Executor):
         return calls_of(self._step, on_gpu, bool(os.environ.get(POISON)))
 
     def forward(self, is_train: bool = False, **kwargs: NDArray) -> list[NDArray]:
-        """Compute the outputs; parameters as those of ``mx.executor.Executor.forward``."""
+        """Compute the outputs; parameters are those of ``mx.executor.Executor.forward``."""
         for name, array in kwargs.items():
             if name not in self.arg_dict:
                 raise TypeError(f"Unknown argument {name}")
@@ -171,19 +174,19 @@ class ScheduledExecutor(mx.executor.Executor):
         return self.outputs
 
     def backward(self, out_grads: OutGrads = None, is_train: bool = True) -> None:
-        """Compute the gradients; parameters as those of ``mx.executor.Executor.backward``."""
+        """Compute the gradients; parameters are those of ``mx.executor.Executor.backward``."""
         if self._plain.is_latest:
             self._plain.backward(self, out_grads, is_train)
             return
         if self._pass is None or not is_train:
             raise MemongerError(
-                "a scheduled network computes its gradients once after each "
-                "forward(is_train=True), in training mode; call that first"
+                "a network with a schedule needs one forward(is_train=True) before each "
+                "backward(), which runs in training mode; call that first"
             )
         if self.arena.last_pass is not self._pass:
             raise MemongerError(
-                "another executor that shares the memory of this one has run since its "
-                "forward(is_train=True), which has overwritten its results; call that again"
+                "another executor that shares the memory of this one has run after its "
+                "forward(is_train=True), and has overwritten its results; call that again"
             )
         if isinstance(out_grads, dict):
             out_grads = [out_grads.get(name) for name in self._symbol.list_outputs()]
@@ -194,7 +197,7 @@ class ScheduledExecutor(mx.executor.Executor):
             if k >= len(out_grads) or not isinstance(out_grads[k], mx.nd.NDArray):
                 raise MemongerError(
                     f"output {self._symbol.list_outputs()[k]!r} is no loss, so backward needs its "
-                    "gradient (out_grads), an NDArray; to minimize it, use mx.sym.MakeLoss"
+                    "gradient, an NDArray in out_grads; to minimize the output, use mx.sym.MakeLoss"
                 )
             out_grads[k].copyto(array)
         self._pass = None
@@ -207,11 +210,11 @@ class ScheduledExecutor(mx.executor.Executor):
             else:
                 source.copyto(array)
 
-    # What autograd computes runs outside of bulks. If Ctrl-C came before the bulk that follows it,
-    # it might write to the arena's memory when that is free (`calls`).
-    @signals_put_off()
+    # Operators of autograd run outside of bulks. If Ctrl-C came before the next bulk, they might
+    # write to the arena's memory after it was freed (`calls`).
+    @deferred_signals()
     def _run(self, first: int, stop: int, is_train: bool) -> None:
-        # Only a forward pass takes a larger arena that has been reserved meanwhile.
+        # Only a forward pass may allocate a larger arena.
         calls = self._ready() if first == 0 else self.arena.calls[self]
         monitor = self._monitor
         if monitor is None:
@@ -225,7 +228,7 @@ class ScheduledExecutor(mx.executor.Executor):
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Sequence[int]
     ) -> ScheduledExecutor:
-        """Make an executor for other shapes, also larger ones, that shares arrays and memory."""
+        """Make an executor for other shapes, even larger ones, that shares arrays and memory."""
         arrays = self.arg_dict
         if all(arrays[k].shape == tuple(v) for k, v in kwargs.items() if k in arrays):
             return self
@@ -242,14 +245,14 @@ class ScheduledExecutor(mx.executor.Executor):
             if arrays[name].shape != array.shape and name not in kwargs and not partial_shaping:
                 raise MemongerError(
                     f"reshape changes the shape of {name!r} from {arrays[name].shape} to "
-                    f"{array.shape}; give it too, or partial_shaping=True"
+                    f"{array.shape}; give that shape too, or partial_shaping=True"
                 )
         if self._monitor_callback is not None:
             executor.set_monitor_callback(self._monitor_callback, self._monitor_all)
         return executor
 
     def debug_str(self) -> str:
-        """List the operators of the training step in order, and the memory that they take."""
+        """Return a text: the operators of the training step in order, and their memory."""
         step = self._step
         lines = [f"Op:{op}, Name={name}" for op, name in zip(step.ops, step.names) if op != "null"]
         total = step.replay().pool_bytes // MB
@@ -257,38 +260,41 @@ class ScheduledExecutor(mx.executor.Executor):
         return "\n".join([*lines, f"Total {total} MB allocated", spaces, ""])
 
     def set_monitor_callback(self, callback: Callback, monitor_all: bool = False) -> None:
-        """Install a callback; it gets each result once, however often it is computed."""
+        """Install a callback, which gets each result once, even if it is recomputed."""
         self._monitor_callback, self._monitor_all = callback, monitor_all
         self._monitor = Monitor(self._step, callback, monitor_all)
         self._plain.set_monitor(callback, monitor_all)
 
 
 def refuse_sparse(kinds: Mapping[str, str]) -> None:
-    """Refuse inputs that are stored otherwise than densely."""
+    """Raise MemongerError for inputs that are not dense; ``kinds`` are their storage types."""
     for name, kind in kinds.items():
         if kind not in ("default", "undefined"):
             raise MemongerError(
-                f"input {name!r} is stored as {kind}; a schedule takes dense inputs only, so plan "
-                "this network with how='marks', or make it dense with tostype('default')"
+                f"input {name!r} is stored as {kind}, but a schedule takes dense inputs only; plan "
+                "with how='marks', or make the input dense with tostype('default')"
             )
 
 
 def tensors_of(graph: ForwardGraph) -> dict[str, Tensor]:
-    """Return shape and type of each argument and auxiliary state; refuse what is sparse.
+    """Return shape and type of each argument and auxiliary state, by name.
 
-    It also refuses a version of MXNet that cannot run schedules.
+    Raises
+    ------
+    MemongerError
+        If a schedule cannot run the network, because it has sparse arrays or MXNet is too old.
     """
     if not versions.CAN_SCHEDULE:
         raise MemongerError(
             f"MXNet {mx.__version__} cannot run a schedule, which takes 1.7 or later; plan with "
-            "how='marks'"
+            "how='marks', or install mxnet==1.9.1"
         )
     kinds, nodes = mx.ndarray.ndarray._STORAGE_TYPE_ID_TO_STR, graph.nodes
     stored = {nodes[i].name: nodes[i].hidden.get("__storage_type__", 0) for i in graph.arguments}
     refuse_sparse({name: kinds[int(k)] for name, k in stored.items()})
     for i in sorted(find_sparse_gradients(graph)):
         raise MemongerError(
-            f"the gradient of {nodes[i].name!r} is made row by row (sparse_grad), which a "
+            f"the gradient of {nodes[i].name!r} is stored row by row (sparse_grad), which a "
             "schedule cannot hold; plan with how='marks', or set sparse_grad=False"
         )
     for i in sorted({a for a, _ in graph.sparse}):
@@ -300,7 +306,10 @@ def tensors_of(graph: ForwardGraph) -> dict[str, Tensor]:
 
 
 def fitted(array: NDArray | None, tensor: Tensor, ctx: Context) -> NDArray:
-    """Return a view of an array, or a new one of zeros where there is none or it is too small."""
+    """Return a view of an array with a tensor's shape; zeros if the array does not fit.
+
+    An array fits if it has the tensor's type and at least as many elements.
+    """
     if array is None or np.dtype(array.dtype) != tensor.dtype or array.size < tensor.elements:
         return mx.nd.zeros(tensor.shape, ctx, dtype=tensor.dtype)
     if array.shape == tensor.shape:

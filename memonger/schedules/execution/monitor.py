@@ -1,7 +1,7 @@
-"""Monitors of training steps: they get results, by the names of MXNet's executor.
+"""Pass the results of a training step to a monitor's callback, under the names of MXNet's executor.
 
-That is ``GraphExecutor::ExecuteMonOutputCallback`` and ``ExecuteMonInputCallback``
-(``src/executor/graph_executor.cc``). Each result is shown once, however often it is computed.
+See ``GraphExecutor::ExecuteMonOutputCallback`` and ``ExecuteMonInputCallback`` in
+``src/executor/graph_executor.cc``. Each result is passed once, even if it is recomputed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memonger.support.mxnet import mx, wait_for_engine
 from memonger.support.symbols import load_nodes
 from memonger.support.types import NDArray
 
-#: Operators of one input, that MXNet names 'data'; those of all others have no name.
+#: Operators with one input whose name is 'data'; the input of others has no name.
 DATA = LEGACY.union(
     """
     Dropout LRN LeakyReLU Pooling _contrib_quadratic _image_normalize _image_to_tensor _split_v2
@@ -30,13 +30,13 @@ Callback = Callable[[bytes, int], None]
 
 
 class Monitor:
-    """Passes what the calls of one training step read and write to a callback."""
+    """Passes the inputs and outputs of the calls of one training step to a callback."""
 
     def __init__(self, step: TrainingStep, callback: Callback, inputs: bool) -> None:
         self._step, self._callback, self._inputs = step, callback, inputs
 
     def before(self, call: Call, arrays: Mapping[Place, NDArray]) -> None:
-        """Show what a call is about to read, if inputs are monitored."""
+        """Pass the inputs of a call to the callback before it runs, if inputs are monitored."""
         for row in self._rows(call) if self._inputs else ():
             op, attrs, reads = *self._signature(row), self._step.nodes.all[row].reads
             for name, entry in zip(input_names(op, attrs, len(reads)), reads):
@@ -45,7 +45,7 @@ class Monitor:
                 self._show(f"{self._step.names[row]}_{name}", arrays[entry])
 
     def after(self, call: Call, arrays: Mapping[Place, NDArray]) -> None:
-        """Show what a call has written."""
+        """Pass the outputs of a call to the callback after it has run."""
         for row in self._rows(call):
             op, attrs = self._signature(row)
             signature = self._step.signatures[row]
@@ -58,12 +58,12 @@ class Monitor:
         return signature.op, tuple(sorted(signature.attrs.items()))
 
     def _rows(self, call: Call) -> list[int]:
-        """List the rows that a call computes and that the network has too."""
+        """Return the rows that a call computes, without those that the schedule has added."""
         rows = dict.fromkeys(place[0] for place in call.writes if not isinstance(place, str))
         return [row for row in rows if not self._step.names[row].startswith(OURS)]
 
     def _show(self, name: str, array: NDArray) -> None:
-        # A copy, for what comes next may overwrite it; the callback frees its handle.
+        # A copy, because later calls may overwrite the array. The callback frees its handle.
         copy = array.copy()
         wait_for_engine("a monitor of a schedule")
         handle, copy.handle = copy.handle, mx.base.NDArrayHandle()
@@ -72,7 +72,7 @@ class Monitor:
 
 @functools.lru_cache(maxsize=None)
 def output_names(op: str, attrs: Attrs, inputs: int, outputs: int) -> list[str]:
-    """List the names of an operator's outputs, those too that ``list_outputs`` does not show."""
+    """Return the names of all outputs of an operator, also of those not in ``list_outputs``."""
     nodes, _ = alone(op, dict(attrs), inputs)
     names = load_nodes(nodes, [[inputs, k, 0] for k in range(outputs)]).list_outputs()
     return [name[2:] for name in names]
@@ -80,13 +80,13 @@ def output_names(op: str, attrs: Attrs, inputs: int, outputs: int) -> list[str]:
 
 @functools.lru_cache(maxsize=None)
 def input_names(op: str, attrs: Attrs, inputs: int) -> list[str]:
-    """List the names of an operator's inputs: those that ``FListInputNames`` has, or numbered."""
+    """Return the names of an operator's inputs: those of ``FListInputNames``, or numbered ones."""
     numbered = [f"input{k}" for k in range(inputs)]
     if op.startswith("_backward_") or inputs == 1:
         return ["data"] if op in DATA else numbered
     if any(name == "num_args" for name, _ in attrs):
         return [f"arg{k}" for k in range(inputs)]
-    # MXNet makes variables of inputs that are not given, named after them.
+    # MXNet makes variables for inputs that are not given, with the names of the inputs.
     lib, handle, operator = mx.base._LIB, mx.base.SymbolHandle(), ctypes.c_void_p(creator(op))
     keys, values = (mx.base.c_str_array([attr[k] for attr in attrs]) for k in (0, 1))
     mx.base.check_call(

@@ -1,8 +1,8 @@
-"""The network without its plan, for steps of ``forward(is_train=False)`` and ``backward()``.
+"""Run steps of ``forward(is_train=False)`` and ``backward()`` by the network without its plan.
 
-MXNet computes gradients of what the inference has left (adversarial examples, neural style). What a
-plan recomputes runs in training mode (``GraphExecutor::Backward`` in
-``src/executor/graph_executor.cc``), so that it would differ.
+In such steps MXNet computes the gradients of an inference (adversarial examples, neural style).
+Recomputed operators would run in training mode (``GraphExecutor::Backward`` in
+``src/executor/graph_executor.cc``), and so give other results.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from memonger.schedules.execution.executor import OutGrads
 
 REASON = (
-    "a backward() after forward(is_train=False) needs all results of that forward pass, so such "
-    "steps run without the plan, in memory of their own: as much as without a plan"
+    "backward() after forward(is_train=False) needs all results of that forward pass, so such "
+    "steps run without the plan, in additional memory: as much as without a plan"
 )
 
 
 class PlainNetwork:
-    """A network without its plan, bound to the arrays of the executor of the plan.
+    """A network without its plan, bound to the arrays of the plan's executor.
 
-    It is bound for the first backward pass after an inference. That runs the inference again; the
-    next ones are run here alone. ``warn`` is called with the reason when it is bound for one.
+    It is bound at the first backward pass after an inference, which runs the inference again. Later
+    inferences run only here. ``warn`` is called with the reason when it is bound for that.
     """
 
     def __init__(self, symbol: Symbol, warn: Callable[[str], None]) -> None:
         self._symbol, self._warn = symbol, warn
         self._bound: Executor | None = None
-        self._runs = False  # whether inferences run here
+        self._runs = False  # whether inferences run in the network without its plan
         self._monitor: tuple[object, bool] | None = None
         self.is_latest = False  # whether the latest forward pass was one of inference
 
     def bound(self, planned: Executor) -> Executor:
-        """Return MXNet's executor, bound to the arrays of this one."""
+        """Return MXNet's executor of the network, bound to the arrays of the plan's executor."""
         if self._bound is None:
             with environment(), without_notices():
                 self._bound = mx.sym.Symbol.bind(
@@ -52,7 +52,7 @@ class PlainNetwork:
         return self._bound
 
     def forward(self, planned: Executor, is_train: bool, **inputs: NDArray) -> bool:
-        """Run a forward pass if it is this network's to run, and tell whether it is."""
+        """Run a forward pass if it must run without the plan; return whether it did."""
         self.is_latest = not is_train
         if is_train or not self._runs:
             return False
@@ -74,7 +74,7 @@ class PlainNetwork:
         plain.backward(out_grads, is_train)
 
     def _run_again(self, planned: Executor) -> None:
-        """Run the inference that the executor of the plan has run."""
+        """Run the inference again that the executor of the plan has run."""
         plain, states = self.bound(planned), planned.aux_arrays
         before = [state.copy() for state in states]
         plain.forward(is_train=False)
@@ -84,17 +84,17 @@ class PlainNetwork:
                 old.copyto(state)
             self.is_latest = False
             raise MemongerError(
-                "forward(is_train=False) cannot be run again for the first backward() after it: it "
-                "draws random numbers, it moves auxiliary states, or its inputs or outputs were "
+                "forward(is_train=False) cannot be repeated for the first backward() after it: it "
+                "draws random numbers, it updates auxiliary states, or its inputs or outputs were "
                 "changed meanwhile; call forward(is_train=False) again, then backward()"
             )
 
     def another(self) -> PlainNetwork:
-        """Make the same for another executor."""
+        """Make a PlainNetwork of the same symbol for another executor."""
         return PlainNetwork(self._symbol, self._warn)
 
     def set_monitor(self, callback: object, monitor_all: bool) -> None:
-        """Install the callback of a monitor, also for what is bound later."""
+        """Install the callback of a monitor, also for a later bind."""
         self._monitor = callback, monitor_all
         if self._runs and self._bound is not None:
             self._bound.set_monitor_callback(callback, monitor_all)

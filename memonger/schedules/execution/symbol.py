@@ -1,9 +1,9 @@
-"""Training with a schedule: a Symbol that MXNet binds and trains as any other.
+"""A Symbol with a schedule, which MXNet binds and trains as any other Symbol.
 
-What MXNet makes of such a symbol has no schedule. Where a method of the symbol makes it, a warning
-is logged when it is bound for training; looking at a network (as Module and ``mx.viz`` do) logs
-nothing. Where it becomes part of another symbol, memonger cannot warn later and does so at once.
-Either is logged once for each network and place.
+A symbol that MXNet derives from it has no schedule. If a method of the symbol derives it, a warning
+is logged when the result is bound for training; inspecting a network (as Module and ``mx.viz`` do)
+logs nothing. If the symbol becomes part of another symbol, the warning comes at once, because
+memonger does not see later binds. Each warning is logged once for each network and place.
 """
 
 from __future__ import annotations
@@ -43,51 +43,51 @@ log = logging.getLogger("memonger")
 
 _SLOT = mx.symbol._internal.SymbolBase.handle  # where MXNet keeps the handle of a symbol
 
-#: Where MXNet reads the handle of a symbol to make something else of it: c_handle_array (operators,
-#: Group), CachedOp (SymbolBlock), mixed precision.
-LOSING = "mxnet/base.py", "mxnet/_ctypes/ndarray.py", "mxnet/contrib/amp/amp.py"
+#: The files of MXNet that read the handle of a symbol to derive another one: c_handle_array
+#: (operators, Group), CachedOp (SymbolBlock), mixed precision.
+DROPS_SCHEDULE = "mxnet/base.py", "mxnet/_ctypes/ndarray.py", "mxnet/contrib/amp/amp.py"
 
 
 @dataclass(eq=False)
-class Recipe:
-    """What copies of a symbol share."""
+class SharedState:
+    """The state that copies of a symbol share."""
 
     schedule: Schedule
-    logged: set[str] = field(default_factory=set)  # warnings: where the schedule was lost, say
-    #: The latest, for shapes, gradients, devices.
+    logged: set[str] = field(default_factory=set)  # the reasons of warnings that were logged
+    #: The latest steps, by shapes, gradients and devices.
     steps: Latest[TrainingStep] = field(default_factory=lambda: Latest(16))
 
 
 def _drops_schedule(method: FunctionType) -> object:
-    """Make a method of a symbol whose result has no schedule."""
+    """Wrap a method of a symbol whose result has no schedule."""
 
     @functools.wraps(method)
-    def losing(self: ScheduledSymbol, *args: object, **kwargs: object) -> Symbol:
+    def call(self: ScheduledSymbol, *args: object, **kwargs: object) -> Symbol:
         result = method(self, *args, **kwargs)
-        lost = self._lost or f"this was made by {method.__name__}()"
-        return None if result is None else _adopt_handle(result, self.recipe, lost)
+        lost = self._lost or f"it was made by {method.__name__}()"
+        return None if result is None else _adopt_handle(result, self.shared, lost)
 
-    return losing
+    return call
 
 
 class ScheduledSymbol(mx.sym.Symbol):
-    """A network with a schedule. It is used, saved and inspected as the network is.
+    """A network with a schedule, which is used, saved and inspected as any Symbol.
 
-    Bound without gradients it is MXNet's own executor; bound for training, a `ScheduledExecutor`,
-    on one device, with dense arrays and the same results. It may share arrays and memory with
-    executors of other symbols, planned or not. Copies and pickles have the schedule too; files have
-    the plain network.
+    A bind without gradients returns MXNet's own executor. A bind for training returns a
+    `ScheduledExecutor`, on one device, with dense arrays and the same results. It may share arrays
+    and memory with executors of other symbols, planned or not. Copies and pickles have the schedule
+    too; files contain the network without it.
     """
 
-    def __init__(self, handle: object, recipe: Recipe, lost: str | None = None) -> None:
+    def __init__(self, handle: object, shared: SharedState, lost: str | None = None) -> None:
         super().__init__(handle)
-        self.recipe = recipe
-        self._lost = lost
+        self.shared = shared
+        self._lost = lost  # how MXNet derived this symbol, which then has no schedule
 
     @property
     def handle(self) -> object:
-        """MXNet's symbol; reading it from where the schedule is lost is logged."""
-        if sys._getframe(1).f_code.co_filename.endswith(LOSING):
+        """MXNet's handle; a warning is logged if code that drops the schedule reads it."""
+        if sys._getframe(1).f_code.co_filename.endswith(DROPS_SCHEDULE):
             self._warn(
                 "it has become part of another symbol (by an operator, or mx.sym.Group), of a "
                 "Gluon block, or it was converted by mx.contrib.amp"
@@ -100,8 +100,8 @@ class ScheduledSymbol(mx.sym.Symbol):
 
     @property
     def schedule(self) -> Schedule | None:
-        """What a training step runs; None if MXNet derived this from a network with a schedule."""
-        return self.recipe.schedule if self._lost is None else None
+        """The schedule; None if MXNet derived this symbol from one with a schedule."""
+        return self.shared.schedule if self._lost is None else None
 
     def find_step(
         self,
@@ -110,13 +110,13 @@ class ScheduledSymbol(mx.sym.Symbol):
         mkldnn: bool,
         step: TrainingStep | None = None,
     ) -> TrainingStep:
-        """Return the step of this graph: remembered, or ``step``, or a new one."""
-        # The network as it is now: attributes can be set at any time.
+        """Return the training step of this graph: the cached one, or ``step``, or a new one."""
+        # The JSON is part of the key, because attributes can be set at any time.
         network = hashlib.sha256(json_of(self).encode()).digest()
         tensors = tuple(graph.tensors[a] for a in graph.arguments)
         key = network, tensors, frozenset(requests.items()), mkldnn
-        return self.recipe.steps.get_or_make(
-            key, lambda: step or step_for(graph, self.recipe.schedule, requests, mkldnn)
+        return self.shared.steps.get_or_make(
+            key, lambda: step or step_for(graph, self.shared.schedule, requests, mkldnn)
         )
 
     def _warn(self, place: str) -> None:
@@ -124,32 +124,32 @@ class ScheduledSymbol(mx.sym.Symbol):
         self._log_once(f"{text}plan it", place)
 
     def warn_of_plain_steps(self, reason: str) -> None:
-        """Log, once for the network, why steps of it are trained without the schedule."""
+        """Log, once for a network, why some of its steps run without the schedule."""
         self._log_once("network %r runs steps without its schedule: %s", reason)
 
     def _log_once(self, text: str, reason: str) -> None:
-        if reason not in self.recipe.logged:
-            self.recipe.logged.add(reason)
+        if reason not in self.shared.logged:
+            self.shared.logged.add(reason)
             log.warning(text, self.name or ", ".join(self.list_outputs()), reason)
 
     def __deepcopy__(self, memo: object) -> ScheduledSymbol:  # __copy__ calls it too
-        return _adopt_handle(super().__deepcopy__(memo), self.recipe, self._lost)
+        return _adopt_handle(super().__deepcopy__(memo), self.shared, self._lost)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _unpickled, (json_of(self), self.recipe.schedule.operations, self._lost)
+        return _unpickled, (json_of(self), self.shared.schedule.operations, self._lost)
 
     def _compose(self, *args: object, **kwargs: object) -> None:
         self._lost = self._lost or "it was composed with other inputs"
         super()._compose(*args, **kwargs)
 
     def __getitem__(self, index: object) -> ScheduledSymbol:
-        """Take outputs by number, name or slice; all of them have the schedule too."""
+        """Take outputs by number, name or slice; the schedule is kept if all are taken."""
         take = super().__getitem__
         chosen = range(len(self))[index] if isinstance(index, slice) else None
         taken = take(index) if chosen is None else mx.sym.Group([take(k) for k in chosen])
         same = self._lost or taken.list_outputs() == self.list_outputs()
         return _adopt_handle(
-            taken, self.recipe, self._lost if same else "an output was taken from it"
+            taken, self.shared, self._lost if same else "an output was taken from it"
         )
 
     get_internals = _drops_schedule(mx.sym.Symbol.get_internals)
@@ -163,7 +163,7 @@ class ScheduledSymbol(mx.sym.Symbol):
         return super().as_np_ndarray()
 
     def _by_schedule(self, requests: Mapping[str, str], group2ctx: object) -> bool:
-        """Return whether an executor with these requests runs the schedule, on one device."""
+        """Return whether a bind with these requests runs the schedule; log why if it should not."""
         if set(requests.values()) <= {"null"}:
             return False
         if self._lost is not None:
@@ -172,7 +172,7 @@ class ScheduledSymbol(mx.sym.Symbol):
         if group2ctx:
             raise MemongerError(
                 "a schedule runs on one device, so its network cannot be split with group2ctx; "
-                "leave it out, or plan with marks"
+                "leave group2ctx out, or plan with how='marks'"
             )
         return True
 
@@ -188,7 +188,7 @@ class ScheduledSymbol(mx.sym.Symbol):
         shared_buffer: Arrays | None = None,
         **kwargs: object,
     ) -> Executor:
-        """Bind with arrays made for it; as ``mx.sym.Symbol.simple_bind``."""
+        """Bind with new arrays; parameters are those of ``mx.sym.Symbol.simple_bind``."""
         requests = requests_of(self.list_arguments(), grad_req)
         if not self._by_schedule(requests, group2ctx):
             with environment():
@@ -232,7 +232,7 @@ class ScheduledSymbol(mx.sym.Symbol):
         group2ctx: Mapping[str, Context] | None = None,
         shared_exec: Executor | None = None,
     ) -> Executor:
-        """Bind to these arrays; as ``mx.sym.Symbol.bind``."""
+        """Bind to given arrays; parameters are those of ``mx.sym.Symbol.bind``."""
         names = self.list_arguments()
         grads = by_name(args_grad, names)
         requests = requests_of(names, grad_req)
@@ -260,7 +260,7 @@ class ScheduledSymbol(mx.sym.Symbol):
         requests: Mapping[str, str],
         shared_exec: Executor | None,
     ) -> ScheduledExecutor:
-        """Bind to dense arguments, gradients and states, of which no two overlap; never wait."""
+        """Bind to dense arguments, gradients and states that do not overlap, without waiting."""
         arguments = arrays[0]
         types = {n: np.dtype(a.dtype).name for n, a in arguments.items()}
         shapes = {n: a.shape for n, a in arguments.items()}
@@ -269,15 +269,15 @@ class ScheduledSymbol(mx.sym.Symbol):
 
 
 def refuse_overlaps(grads: Arrays, inputs: Arrays) -> None:
-    """Refuse gradients whose memory is also that of another one, or of an input."""
-    # A schedule writes each as soon as it can; inputs, and what a sum begins with, are read later.
+    """Raise MemongerError for gradients that overlap in memory with another one or an input."""
+    # A schedule writes a gradient early, and may read inputs and other gradients later.
     wait_for_engine("a schedule that is bound to given arrays")  # their addresses must not change
     spans = []
     for what, arrays in ("input", inputs), ("gradient of", grads):
         for name, array in arrays.items():
             nbytes = array.size * np.dtype(array.dtype).itemsize
             spans.append((address(array), nbytes, what, name))
-    latest = {"input": (0, ""), "gradient of": (0, "")}  # where it ends, and its name
+    latest = {"input": (0, ""), "gradient of": (0, "")}  # the end of the latest, and its name
     for start, nbytes, what, name in sorted(spans):
         for other, (end, its_name) in latest.items():
             if start < end and (what, other) != ("input", "input"):
@@ -289,30 +289,36 @@ def refuse_overlaps(grads: Arrays, inputs: Arrays) -> None:
 
 
 def scheduled(symbol: Symbol, schedule: Schedule) -> ScheduledSymbol:
-    """Copy a network without marks so that it trains by a schedule (nodes of its ForwardGraph)."""
-    return _adopt_handle(symbol.__copy__(), Recipe(schedule))
+    """Return a copy of a network without marks that trains by a schedule.
+
+    The nodes in the schedule are those of the network's ForwardGraph.
+    """
+    return _adopt_handle(symbol.__copy__(), SharedState(schedule))
 
 
-def _adopt_handle(symbol: Symbol, recipe: Recipe, lost: str | None = None) -> ScheduledSymbol:
-    """Make a ScheduledSymbol that takes a symbol's place: the handle is its from now on."""
-    heir = ScheduledSymbol(symbol.handle, recipe, lost)
+def _adopt_handle(symbol: Symbol, shared: SharedState, lost: str | None = None) -> ScheduledSymbol:
+    """Make a ScheduledSymbol that takes over the handle of a symbol, which loses it."""
+    adopted = ScheduledSymbol(symbol.handle, shared, lost)
     symbol.handle = mx.base.SymbolHandle()
-    return heir
+    return adopted
 
 
 def _unpickled(text: str, operations: Int32s, lost: str | None) -> ScheduledSymbol:
-    return _adopt_handle(mx.sym.load_json(text), Recipe(Schedule(operations)), lost)
+    return _adopt_handle(mx.sym.load_json(text), SharedState(Schedule(operations)), lost)
 
 
 def requests_of(names: Sequence[str], grad_req: object) -> dict[str, str]:
-    """Read 'write', 'add' or 'null' for each argument from what ``bind`` takes."""
-    if isinstance(grad_req, dict):  # MXNet does not mind other names
+    """Return 'write', 'add' or 'null' for each argument, from the ``grad_req`` of a bind."""
+    if isinstance(grad_req, dict):  # MXNet ignores other names
         grad_req = {name: grad_req.get(name, "null") for name in names}
     return read_requests(names, grad_req)
 
 
 def by_name(arrays: Given, names: Sequence[str], required: str = "") -> Arrays:
-    """Name the arrays of a ``bind``; ``required`` is what an error calls one that is missing."""
+    """Return the arrays of a ``bind`` by name.
+
+    If ``required`` is given, it is the kind of array in the error for a missing one.
+    """
     if not isinstance(arrays, dict):
         listed = [None] * len(names) if arrays is None else arrays
         if len(listed) != len(names):
