@@ -68,7 +68,7 @@ def model_zoo(
 ) -> Network:
     """Make a symbol of a network of Gluon's model zoo, with a SoftmaxOutput named ``softmax``.
 
-    ``inceptionv3`` is made for images of 299, and DenseNets need at least 193.
+    ``inceptionv3`` is made for images of 299, and DenseNets need at least 221.
     """
     net = mx.gluon.model_zoo.vision.get_model(name, classes=classes, prefix="net_")
     return mx.sym.SoftmaxOutput(net(mx.sym.Variable("data")), name="softmax"), images(batch, image)
