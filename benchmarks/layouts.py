@@ -20,7 +20,7 @@ from common import check_names, machine
 from memonger.support.cache import forget
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-import mixed_networks as mixed
+from networks import mixed
 
 MB = 2**20
 NETWORKS: dict[str, Callable[[], mixed.Network]] = {

@@ -1,7 +1,6 @@
-"""Train 1000 layers in a memory that marks cannot reach; draw memory against depth.
+"""Train 1000 layers in a memory that marks cannot reach.
 
-    python examples/example_log_memory.py                       # plan, and train for some steps
-    python examples/example_log_memory.py --plot memory.png     # the picture too (needs matplotlib)
+    python examples/example_log_memory.py
 
 A residual network of 1000 fully connected layers tells the arms of a spiral apart. Its training
 keeps two results a layer. Marks let MXNet recompute each result once, so that memory grows as the
@@ -11,12 +10,7 @@ logarithm (Chen et al. 2016, section 4.4). The plan here is the one of least wor
 
 import argparse
 import math
-import multiprocessing
-import re
-import sys
-import time
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Tuple
 
 import memonger  # before mxnet: it makes MXNet importable on newer NumPy
 import mxnet as mx
@@ -24,7 +18,6 @@ import numpy as np
 
 MB = 2**20
 ARMS = 3
-DEPTHS = (64, 128, 256, 512, 1024)
 
 
 def network(layers: int, hidden: int) -> Any:
@@ -38,7 +31,7 @@ def network(layers: int, hidden: int) -> Any:
 
 
 def spiral(points: int, seed: int = 0) -> Tuple[np.ndarray, np.ndarray]:
-    """Points on the arms of a spiral, and which arm each is on."""
+    """Draw points on the arms of a spiral, and which arm each is on."""
     random = np.random.RandomState(seed)
     arm = random.randint(ARMS, size=points)
     radius = np.sqrt(random.uniform(0.02, 1, size=points))
@@ -47,160 +40,46 @@ def spiral(points: int, seed: int = 0) -> Tuple[np.ndarray, np.ndarray]:
     return where.astype(np.float32), arm.astype(np.float32)
 
 
-def shapes_of(batch: int) -> Dict[str, Tuple[int, ...]]:
-    """Shapes of the inputs."""
-    return {"data": (batch, 2), "softmax_label": (batch,)}
+def main() -> None:
+    """Run the example."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--layers", type=int, default=1000)
+    parser.add_argument("--hidden", type=int, default=32, help="results of a layer for each point")
+    parser.add_argument("--batch", type=int, default=2048, help="points in a batch")
+    parser.add_argument("--steps", type=int, default=60, help="training steps")
+    parser.add_argument("--budget", type=float, default=6, help="MB to train in")
+    options = parser.parse_args()
 
-
-def planned(symbol: Any, batch: int, **options: Any) -> memonger.Plan:
-    """Plan as Module binds: without gradients of the inputs."""
-    shapes = shapes_of(batch)
+    symbol = network(options.layers, options.hidden)
+    shapes = {"data": (options.batch, 2), "softmax_label": (options.batch,)}
+    # As Module binds: without gradients of the inputs.
     requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
-    return memonger.plan(symbol, shapes, grad_req=requests, **options)
+    marks = memonger.plan(symbol, shapes, grad_req=requests, how="marks")
+    print(f"no plan         {marks.unplanned_bytes / MB:8.1f} MB")
+    print(f"smallest marks  {marks.pool_bytes / MB:8.1f} MB", flush=True)
+    budget = int(options.budget * MB)
+    plan = memonger.plan(symbol, shapes, grad_req=requests, how="schedule", budget=budget)
+    work = 1 + plan.recompute_overhead
+    print(f"schedule        {plan.pool_bytes / MB:8.1f} MB, {work:.2f} times the forward work")
 
-
-class Trained(NamedTuple):
-    """What came of training: of the process that did, resident MB before and at most."""
-
-    accuracy: float
-    step_seconds: float
-    before_mb: int
-    peak_mb: int
-
-
-def train(symbol: Any, layers: int, batch: int, steps: int) -> Trained:
-    """Train with Module.fit."""
-    points, arms = spiral(batch * steps)
-    before = resident_mb("VmRSS")
     mx.random.seed(0)
-    module = mx.mod.Module(symbol)
-    start = time.perf_counter()
+    module = mx.mod.Module(plan.symbol)
     module.fit(
-        mx.io.NDArrayIter(points, arms, batch),
+        mx.io.NDArrayIter(*spiral(options.batch * options.steps), options.batch),
         num_epoch=1,
         optimizer="adam",
         optimizer_params={"learning_rate": 0.0005},
+        # Each layer adds little, so that the sum of all is of the size of one.
         initializer=mx.init.Mixed(
             ["(first|scores).*", ".*"],
-            # Each layer adds little, so that the sum of all is of the size of one.
-            [mx.init.Xavier(), mx.init.Xavier(magnitude=3 / layers)],
+            [mx.init.Xavier(), mx.init.Xavier(magnitude=3 / options.layers)],
         ),
     )
-    mx.nd.waitall()
-    seconds = (time.perf_counter() - start) / steps
-    accuracy = module.score(mx.io.NDArrayIter(*spiral(batch, seed=1), batch), "acc")[0][1]
-    return Trained(accuracy, seconds, before, resident_mb("VmHWM"))
-
-
-def resident_mb(what: str) -> int:
-    """Tell the resident memory of this process in MB: VmRSS now, VmHWM at most."""
-    with open("/proc/self/status") as status:
-        return int(re.findall(what + r":\s*(\d+) kB", status.read())[0]) // 2**10
-
-
-# -- the picture ------------------------------------------------------------------------------
-
-
-def measure(depths: Sequence[int], hidden: int, batch: int) -> Dict[str, List[float]]:
-    """MB of the pool for each depth: no plan, marks, and schedules."""
-    found: Dict[str, List[float]] = {}
-    for depth in depths:
-        symbol = network(depth, hidden)
-        marks = planned(symbol, batch, how="marks")
-        for name, nbytes in (
-            ("no plan", marks.unplanned_bytes),
-            ("marks", marks.pool_bytes),
-            (
-                "schedule, 3 x forward work",
-                planned(symbol, batch, how="schedule", work=3).pool_bytes,
-            ),
-            ("schedule, any work", planned(symbol, batch, how="schedule").pool_bytes),
-        ):
-            found.setdefault(name, []).append(nbytes / MB)
-            print(f"{depth:5d} layers  {name:<28} {nbytes / MB:8.1f} MB", flush=True)
-    return found
-
-
-def draw(file: str, depths: Sequence[int], found: Dict[str, List[float]]) -> None:
-    """Draw memory against depth, 1200 by 800 pixels."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    # Safe for colour-blind readers (Wong 2011, Nature Methods 8:441), and the markers differ.
-    styles = zip(("#000000", "#0072B2", "#E69F00", "#009E73"), "osD^")
-    figure, axes = pyplot.subplots(figsize=(12, 8), dpi=100)
-    for (name, megabytes), (colour, marker) in zip(found.items(), styles):
-        axes.loglog(depths, megabytes, color=colour, marker=marker, linewidth=2, label=name)
-        axes.annotate(
-            f"{megabytes[-1]:.3g} MB",
-            (depths[-1], megabytes[-1]),
-            xytext=(8, 0),
-            textcoords="offset points",
-            color=colour,
-            fontsize=13,
-            va="center",
-        )
-    axes.set_xticks(depths)
-    axes.set_xticklabels([str(depth) for depth in depths])
-    axes.minorticks_off()
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.margins(x=0.12)
-    axes.set_xlabel("layers", fontsize=14)
-    axes.set_ylabel("memory of a training step (MB)", fontsize=14)
-    axes.set_title("Memory against depth: a residual network, fully connected", fontsize=16)
-    axes.tick_params(labelsize=13)
-    axes.grid(True, color="#dddddd")
-    axes.legend(fontsize=13, loc="upper left")
-    figure.tight_layout()
-    figure.savefig(file)
-
-
-def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the example; return its exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    [(_, accuracy)] = module.score(
+        mx.io.NDArrayIter(*spiral(options.batch, seed=1), options.batch), "acc"
     )
-    for name, default, what in (
-        ("--layers", 1000, "layers"),
-        ("--hidden", 32, "results of a layer for each point"),
-        ("--batch", 2048, "points in a batch"),
-        ("--steps", 60, "training steps"),
-    ):
-        parser.add_argument(
-            name, type=int, default=default, metavar="N", help=what + " (default: %(default)s)"
-        )
-    parser.add_argument(
-        "--budget", type=float, default=6, metavar="MB", help="memory to train in (default: 6)"
-    )
-    parser.add_argument("--plot", metavar="FILE", help="draw memory against depth, as a PNG")
-    options = parser.parse_args(arguments)
-
-    symbol = network(options.layers, options.hidden)
-    marks = planned(symbol, options.batch, how="marks")
-    print(f"no plan         {marks.unplanned_bytes / MB:8.1f} MB")
-    print(f"smallest marks  {marks.pool_bytes / MB:8.1f} MB", flush=True)
-    plan = planned(symbol, options.batch, how="schedule", budget=int(options.budget * MB))
-    print(
-        f"schedule        {plan.pool_bytes / MB:8.1f} MB, {1 + plan.recompute_overhead:.2f} times "
-        "the forward work",
-        flush=True,
-    )
-    if options.steps:
-        asked = plan.symbol, options.layers, options.batch, options.steps
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            trained = process.submit(train, *asked).result()
-        print(
-            f"trained for {options.steps} steps of {trained.step_seconds:.1f} s: accuracy "
-            f"{trained.accuracy:.3f}, resident memory {trained.peak_mb} MB at most "
-            f"({trained.before_mb} MB before)"
-        )
-    if options.plot:
-        draw(options.plot, DEPTHS, measure(DEPTHS, options.hidden, options.batch))
-        print(f"drawn to {options.plot}")
-    return 0
+    print(f"accuracy after {options.steps} steps: {accuracy:.3f}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

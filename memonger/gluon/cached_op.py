@@ -15,6 +15,7 @@ from memonger.api.plan import Plan
 from memonger.api.planning import plan
 from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import PlannedGraph, RecordedCall, Runner, free_unused, reached
+from memonger.graph.inputs import check_device
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.schedules.execution.arena import address
 from memonger.solve.options import Budget
@@ -220,7 +221,7 @@ class PlannedOp:
             self._check_mark(name, arrays[name], parameter)
         shapes = {name: arrays[name].shape for name in self._names}
         types = {name: np.dtype(arrays[name].dtype).name for name in self._names}
-        on_gpu = arrays[self._names[0]].context.device_type == GPU
+        device = check_device(arrays[self._names[0]].context)
         block = self._block
         with mx.autograd.pause():
             plan = block.find(
@@ -228,7 +229,7 @@ class PlannedOp:
                 shapes,
                 type_dict=types,
                 grad_req={n: "write" if n in wanted else "null" for n in self._arguments},
-                **{"ctx": GPU if on_gpu else ANY, **block.options},
+                **{"ctx": GPU if device.device_type == GPU else ANY, **block.options},
             )
         if not plan.is_used:
             return Decision(kind, plan)

@@ -12,7 +12,7 @@ from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.graph.operators.tensors import Shape, check_elements
 from memonger.support.checks import check_count, did_you_mean
 from memonger.support.errors import MemongerError, mxnet_message
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import check_code, mx
 from memonger.support.symbols import check_graph, load_nodes, read
 from memonger.support.types import Context, DTypeLike, Symbol
 
@@ -85,13 +85,21 @@ def parse_devices(devices: str) -> Context | str:
 
 
 def check_device(ctx: Context) -> Context:
-    """Return a device (an mx.Context); raise MemongerError if it does not exist."""
+    """Return a device (an mx.Context).
+
+    Raises
+    ------
+    MemongerError
+        If the device does not exist, or MXNet has no code for it.
+    """
     count = count_gpus() if ctx.device_type == GPU else 0
     if ctx.device_type == GPU and ctx.device_id >= count:
         raise MemongerError(
             f"{ctx} does not exist, for MXNet finds {count} GPUs; ctx='gpu' plans for a GPU of "
             "another machine"
         )
+    if ctx.device_type == GPU:
+        check_code(ctx.device_id)
     return ctx
 
 

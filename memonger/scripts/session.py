@@ -21,6 +21,7 @@ from memonger.api.report import check_report
 from memonger.gluon.cached_op import PlannedBlock
 from memonger.gluon.planning import plan_others
 from memonger.graph.forward import no_collection
+from memonger.graph.inputs import check_device
 from memonger.graph.marks import clear, is_marked, is_planned
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.schedules.execution.executor import ScheduledExecutor
@@ -138,7 +139,7 @@ class Session:
 
         ``shared`` is the executor whose memory the new one uses, or None.
         """
-        devices = GPU if ctx.device_type == GPU else ANY
+        devices = GPU if check_device(ctx).device_type == GPU else ANY
         if self._options.get("budget") == "device":
             devices = ctx
         if is_planned(symbol):

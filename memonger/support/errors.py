@@ -10,8 +10,8 @@ INTERRUPTED = "interrupted before anything was found"
 
 #: Appended for a GPU that is too new or too old (docs/gpu.md).
 NO_CODE = (
-    " (this MXNet was not compiled for this GPU: its wheels support compute capability 5.0 to 8.9; "
-    "NVIDIA's container mxnet:24.06-py3 supports 6.0 and later, with Hopper)"
+    "MXNet's wheels have code for compute capability 5.0 to 8.9; use NVIDIA's container "
+    "mxnet:24.06-py3, or build MXNet from its source for this GPU (docs/gpu.md says how)"
 )
 
 
@@ -55,7 +55,7 @@ def mxnet_message(error: BaseException | str) -> str:
     lines = [line for line in lines if re.search("Error: |Check failed|JSONReader", line)] or lines
     message = lines[-1] if lines else type(error).__name__
     message = re.sub(r"^(\w+\.)*\w*Error: |\[[0-9:]+\] \S+: |Check failed: ", "", message)
-    return message + (NO_CODE if "no kernel image" in message else "")
+    return f"{message} ({NO_CODE})" if "no kernel image" in message else message
 
 
 def format_size(nbytes: float) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Callable, Iterator, Sequence, TypeVar
 
-from memonger.support.errors import MB, MemongerError, MXNetImportError
+from memonger.support.errors import MB, NO_CODE, MemongerError, MXNetImportError
 
 if TYPE_CHECKING:
     import mxnet as mx  # noqa: F401
@@ -42,6 +42,9 @@ CUDA_LIBRARIES: list[tuple[str, str]] = re.findall(
     cusolver/libcusolver.so.11 cudnn/libcudnn.so.8 nccl/libnccl.so.2
     """,
 )
+
+#: The wheel for GPUs, and the compute capabilities that its code runs on.
+WHEEL, OLDEST, NEWEST = "mxnet-cu112", (5, 0), (8, 9)
 
 #: Versions with which the tests train on a CPU, and the first version that does not work.
 TRIED, TOO_NEW = ("1.6.0", "1.7.0", "1.8.0", "1.9.0", "1.9.1"), (2, 0, 0)
@@ -68,6 +71,35 @@ def _variable(name: str, default: str, parse: Callable[[str], T]) -> T:
 
 def _is_on(text: str) -> bool:
     return text not in ("", "0", "false", "False")
+
+
+def read_capability(device_id: int) -> tuple[int, int] | None:
+    """Read the compute capability of a GPU, without a CUDA context; None if CUDA does not say."""
+    import mxnet
+
+    values = []
+    for attribute in (75, 76):  # cudaDevAttrComputeCapabilityMajor and Minor
+        value = ctypes.c_int()
+        try:
+            read = mxnet.base._LIB.cudaDeviceGetAttribute
+        except AttributeError:  # MXNet has no CUDA, or has it within
+            return None
+        if read(ctypes.byref(value), attribute, device_id):
+            return None
+        values.append(value.value)
+    return values[0], values[1]
+
+
+@functools.lru_cache(maxsize=None)
+def check_code(device_id: int) -> None:
+    """Refuse a GPU that MXNet's wheel has no code for."""
+    capability = read_capability(device_id) if _chosen_build() == WHEEL else None
+    if capability is not None and not OLDEST <= capability <= NEWEST:
+        found = "{}.{}".format(*capability)
+        raise MemongerError(
+            f"gpu({device_id}) has compute capability {found}, for which {WHEEL} has no code; "
+            + NO_CODE
+        )
 
 
 @functools.lru_cache(maxsize=1)

@@ -23,7 +23,7 @@ from memonger.solve.strategies import Marks, Schedules
 from memonger.support.errors import format_size
 
 import networks
-from mixed_networks import KINDS
+from networks.mixed import KINDS
 from planned import as_module, marked, nodes
 
 

@@ -13,7 +13,7 @@ from memonger.costs.layouts import PLAIN, find_layouts
 from memonger.support.cache import forget
 from memonger.support.kernels import compiled, constant
 from memonger.graph.training import training_graph
-from mixed_networks import KINDS
+from networks.mixed import KINDS
 from planned import forward, is_trainable, run_code
 from zoo import drawn
 

@@ -10,7 +10,7 @@ import pytest
 from memonger.costs.bind import read_planned_mb
 
 import networks
-from mixed_networks import KINDS
+from networks.mixed import KINDS
 
 from .child import DryRun
 from .dry_run import GpuDryRun

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import importlib
 import re
-from typing import Any, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,14 @@ from planned import module_plan
 
 from .child import DryRun
 from .dry_run import PROJECT, GpuDryRun
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import the module that makes the rows."""
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    return importlib.import_module("gpu")
+
 
 # -- what is compared -------------------------------------------------------------------------
 
@@ -44,77 +55,52 @@ def arrays(name: str = "0/gradient/w", more: float = 0) -> dict[str, np.ndarray]
         (arrays(), {**arrays(), "0/output/y": np.ones(3)}, "0/output/y is missing or of another"),
     ],
 )
-def test_differences_are_named_with_what_is_allowed(again: Any, other: Any, said: str) -> None:
-    lines = gpu_check.differences(arrays(), again, other, list(arrays()))
+def test_differences_are_named_with_what_is_allowed(
+    rows: Any, again: Any, other: Any, said: str
+) -> None:
+    lines = rows.differences(arrays(), again, other)
     assert len(lines) == bool(said) and re.match(said, "".join(lines))
 
 
-def test_a_comparison_that_shows_nothing_is_none() -> None:
-    assert gpu_check.nothing_shown(arrays()) is None
+def test_a_comparison_that_shows_nothing_is_none(rows: Any) -> None:
+    assert rows.nothing_shown(arrays()) == ""
     still = {**arrays(), "1/statistic/m": arrays()["0/statistic/m"]}
-    assert "0/statistic/m of the unplanned" in str(gpu_check.nothing_shown(still))
-    assert "0/gradient/w is not finite" in str(gpu_check.nothing_shown(arrays(more=np.inf)))
+    assert "0/statistic/m of the unplanned" in rows.nothing_shown(still)
+    assert "0/gradient/w is not finite" in rows.nothing_shown(arrays(more=np.inf))
 
 
-def test_the_relative_difference_is_that_of_all_arrays_together() -> None:
+def test_the_relative_difference_is_that_of_all_arrays_together(rows: Any) -> None:
     one = {"a": np.array([3.0, 0]), "b": np.array([4.0])}
     other = {"a": np.array([3.0, 0.3]), "b": np.array([4.4])}
-    assert gpu_check.relative_difference(one, other, ["a", "b"]) == pytest.approx(0.1)
-    assert not gpu_check.relative_difference(one, dict(one, b=np.array([np.nan])), ["b"]) <= 1
+    assert rows.relative_difference(one, other) == pytest.approx(0.1)
+    assert not rows.relative_difference(one, dict(one, b=np.array([np.nan]))) <= 1
 
 
-def test_the_network_to_compare_with_has_the_same_kernels() -> None:
+def test_the_network_to_compare_with_has_the_same_kernels(rows: Any) -> None:
     net, shapes = networks.resnet_v2((1, 1, 1, 1), batch=2, image=32)
     plan = memonger.plan(net, shapes, how="marks")
-    same = gpu_check.same_kernels(net, plan.symbol)
+    same = rows.same_kernels(net, plan)
     off = {name for name, a in same.attr_dict().items() if a.get("cudnn_off") == "True"}
     assert off == {name for name in plan.recomputed if "bn" in name} and len(off) > 5
     assert "force_mirroring" not in same.tojson()
 
 
-def test_every_network_has_its_shapes() -> None:
-    for build, side in gpu_check.NETS.values():
-        net, shapes = build(1, side)
-        assert set(shapes) < set(net.list_arguments()) and net.infer_shape(**shapes)[1]
+def test_every_network_has_its_shapes(rows: Any) -> None:
+    for build, batch, small in rows.NETWORKS.values():
+        for arguments in ({"batch": batch}, {"batch": 2, **small}):
+            net, shapes = build(**arguments)
+            assert set(shapes) < set(net.list_arguments()) and net.infer_shape(**shapes)[1]
 
 
-# -- the whole script, on the CPU -------------------------------------------------------------
+# -- the checks, on the CPU ---------------------------------------------------------------------
 
 
-@pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., Any]:
-    """Run the script: its exit status, and what it prints."""
-    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
-
-    def run(*options: str) -> Any:
-        try:
-            status: Any = gpu_check.main(options)
-        except SystemExit as end:
-            status = end.code
-        return (status, *capsys.readouterr())
-
-    return run
+def table(folder: Path) -> list[list[str]]:
+    """Read the rows that a check left: verdict, check, what, found."""
+    return [line.split("\t") for line in (folder / "table.tsv").read_text().splitlines()]
 
 
-def verdicts(printed: str) -> list[tuple[str, str]]:
-    return re.findall(r"^(PASS|FAIL)  ([^:]*)", printed, re.M)
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ("", "CPU build.*--device cpu"),
-        ("--batch 0", "--batch must be at least 1"),
-        ("--steps -1", "--steps must be at least 1"),
-    ],
-)
-def test_what_cannot_be_done_is_said(check: Any, options: str, words: str) -> None:
-    status, _, said = check("--net", "resnet14", *options.split())
-    assert status == 2 and re.search(words, said.splitlines()[-1])
-    assert len(said.splitlines()) == 1 or options
-
-
-def small_norms(batch: int, _: int) -> Any:
+def small_norms(batch: int) -> Any:
     """Build LayerNorm and BatchNorm; the first bears no copy that nobody reads."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=16, name="fc1")
     x = mx.sym.BatchNorm(x, fix_gamma=False, momentum=0.9, name="batch")
@@ -124,107 +110,187 @@ def small_norms(batch: int, _: int) -> Any:
     return x, {"data": (batch, 8), "softmax_label": (batch,)}
 
 
-PROMISES = ["gradients and outputs", "running statistics"]
-RIGHT = r"(?s): 18 arrays.*bit for bit.*: 4 arrays.*bit for bit.* takes \d+\.\d\d times"
-#: What is set in a plan, what fails then, and why. A mark that our rules forbid makes MXNet's
-#: gradients wrong; of the second step, in which the parameters are others by then.
-BROKEN: dict[str, Any] = {
-    "right": ({}, [], RIGHT),
-    "unread LayerNorm": (
-        {"layer_output": {"force_mirroring": "True"}},
-        PROMISES,
-        r"first 0/gradient/\w+ (differs by|is not finite)",
-    ),
-    "no bind": (
-        {"fc2_bias": {"__shape__": "(5,)"}},
-        ["the planned network does not run"] * 2,
-        r"exit status 1: ",
-    ),
-}
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_plan_is_right_or_fails(
+    rows: Any, broken: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A mark that our rules forbid makes MXNet's gradients wrong."""
+
+    def planned(bench: Any, name: str, strategy: str, batch: int = 0) -> Any:
+        plan = module_plan(*bench.network(name), ctx=mx.cpu(), **rows.STRATEGIES[strategy])
+        if not broken or strategy != "marks":
+            return plan
+        nodes = mx.sym.load_json(plan.symbol.tojson()).get_internals()
+        nodes["layer_output"]._set_attr(force_mirroring="True")
+        return dataclasses.replace(plan, symbol=nodes["softmax_output"])
+
+    monkeypatch.setitem(rows.NETWORKS, "norms", (small_norms, 8, {}))
+    monkeypatch.setattr(rows.Bench, "plan", planned)
+    rows.bits(rows.Bench(argparse.Namespace(device="cpu:0", small=False)), "norms")
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    verdicts = {what.split(": ")[1]: (verdict, found) for verdict, what, found in lines}
+    assert verdicts["no plan, twice"] == ("", "0 of 33 arrays differ")
+    right = ("PASS", "33 arrays as without a plan, bit for bit")
+    assert verdicts["work=1"] == verdicts["work=2"] == right
+    verdict, found = verdicts["marks"]
+    assert (verdict, found) == right if not broken else verdict == "FAIL"
+    assert not broken or re.search(r"first 0/gradient/\w+ (differs by|is not finite)", found)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ("build", "CPU build.*--device cpu"),
+        ("bit", "no check bit; there are prepare, build"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    options: str, words: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    try:
+        status: Any = gpu_check.main([*options.split(), "--out", str(tmp_path)])
+    except SystemExit as end:
+        status = end.code
+    said = capsys.readouterr().err
+    assert status == 2 and re.search(words, said.splitlines()[-1])
+    assert len(said.splitlines()) == 1 or options == "bit"
+
+
+#: In the place of the checks: what each does.
+CHECKS = """
+import os, sys, time
+check = sys.argv[1]
+print("PASS\\tfirst\\tseen", flush=True)
+print("noise")
+if check == "gluon":
+    print("Check failed: out of memory", file=sys.stderr, flush=True)
+    os.abort()
+if check == "front":
+    time.sleep(60)
+if check == "run":
+    print("FAIL\\tsecond\\twrong")
+if check == "largest":
+    raise ValueError("of no use")
+"""
+
+
+def test_a_check_that_fails_does_not_stop_the_others(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checks.py").write_text(CHECKS)
+    monkeypatch.setattr(gpu_check, "CHILD", tmp_path / "checks.py")
+    chosen = ["gluon", "front", "largest", "run", "build", "memory"]
+    monkeypatch.setattr(gpu_check, "CHECKS", dict.fromkeys(chosen, 20))
+    monkeypatch.setitem(gpu_check.CHECKS, "front", 2)
+    assert gpu_check.main(["--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "FAIL: 4 checks failed"
+    seen = ["PASS", "first", "seen"]
+    found: dict[str, list[Any]] = {name: [] for name in chosen}
+    for verdict, check, what, text in table(tmp_path):
+        found[check].append([verdict, what, text])
+    assert found["build"] == found["memory"] == [seen]
+    assert found["gluon"] == [seen, ["FAIL", "gluon", "SIGABRT: Check failed: out of memory"]]
+    assert found["front"] == [seen, ["FAIL", "front", "not done after 2 s"]]
+    assert found["largest"] == [seen, ["FAIL", "largest", "ValueError: of no use"]]
+    assert found["run"] == [seen, ["FAIL", "second", "wrong"]]
+    assert gpu_check.main(["build", "--out", str(tmp_path), "--minutes", "0.01"]) == 0
+    assert table(tmp_path)[0][0] == "SKIP"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [pytest.param(n, marks=[pytest.mark.exhaustive] * (n == "no bind")) for n in BROKEN]
-)
-def test_a_plan_is_right_or_fails(check: Any, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes, wrong, words = BROKEN[case]
-    how = "marks" if changes else "schedule"
-
-    def planned(net: Any, shapes: Any, device: str, how: str) -> Any:
-        plan = module_plan(net, shapes, ctx=mx.cpu(), how=how)
-        if not changes:
-            return plan
-        nodes = mx.sym.load_json(plan.symbol.tojson()).get_internals()
-        for node, attributes in changes.items():
-            nodes[node]._set_attr(**attributes)
-        return dataclasses.replace(plan, symbol=nodes["softmax_output"])
-
-    monkeypatch.setitem(gpu_check.NETS, "norms", (small_norms, 0))
-    monkeypatch.setattr(gpu_check, "planned", planned)
-    options = "--net norms --batch 8 --device cpu --steps 3 --how"
-    status, printed, _ = check(*options.split(), how)
-    assert status == bool(wrong), printed
-    lines = verdicts(printed)
-    assert [what for verdict, what in lines if verdict == "FAIL"] == wrong, printed
-    assert wrong or [what for _, what in lines] == PROMISES
-    assert re.search(words, printed), printed
-    last = f"FAIL: {len(wrong)} of the checks" if wrong else "PASS: all checks passed"
-    assert printed.splitlines()[-1].startswith(last)
-    assert "mxnet 1.9.1" in printed and "numpy " in printed
+def test_all_checks_pass_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    options = "--device cpu:0 --small --minutes 20 --out"
+    assert gpu_check.main([*options.split(), str(tmp_path)]) == 0, table(tmp_path)
+    verdicts = [verdict for verdict, *_ in table(tmp_path)]
+    assert set(verdicts) == {"PASS", ""} and verdicts.count("PASS") == 27
+    assert {check for _, check, *_ in table(tmp_path)} == set(gpu_check.CHECKS)
 
 
 # -- in the dry run ---------------------------------------------------------------------------
 
 
 def whole(dry: DryRun, *options: str) -> Any:
-    return gpu_check.main(["--net", "resnet14", "--image", "128", *options])
+    return gpu_check.main([*options])
 
 
 @pytest.mark.gpu_dry_run
-@pytest.mark.parametrize(
-    "options",
-    ["--batch 32", pytest.param("--net rcnn --image 256 --batch 4", marks=pytest.mark.slow)],
-)
 def test_a_dry_run_measures_memory_and_passes_for_no_result(
-    gpu_dry_run: GpuDryRun, options: str
+    gpu_dry_run: GpuDryRun, tmp_path: Path
 ) -> None:
     """Memory is real there. Nothing is computed, and the script must not call that equal."""
-    done = gpu_dry_run.run(whole, *options.split(), "--steps", "3")
+    checks = "build memory:resnet50:256 --small --minutes 30 --out"
+    done = gpu_dry_run.run(whole, *checks.split(), str(tmp_path))
     assert done.value == 1
-    expected = [
-        ("PASS", "device memory"),
-        ("FAIL", "gradients and outputs"),
-        ("FAIL", "running statistics"),
-        ("FAIL", "gradients"),
-        ("FAIL", "running statistics"),
+    rows = {what: (verdict, found) for verdict, _, what, found in table(tmp_path)}
+    assert "compute capability 7.0, driver for CUDA 11.2" in rows["device"][1]
+    [(what, found)] = [
+        (what, found) for what, (verdict, found) in rows.items() if verdict == "FAIL"
     ]
-    assert verdicts(done.stdout) == 2 * expected  # of a plan with marks, and of a schedule
-    assert done.stdout.count("zero: nothing was computed") == 8
-    assert "compute capability 7.0, driver for CUDA 11.2" in done.stdout
-    rows = re.findall(r"^  planned +([\d.]+) +([\d.]+) +-?[\d.]+$", done.stdout, re.M)
-    saved = re.findall(r"^  saved +([\d.]+) +([\d.]+) ", done.stdout, re.M)
-    assert len(rows) == len(saved) == 2
-    for predicted, measured in rows:
-        assert float(measured) == pytest.approx(float(predicted), rel=0.03)
-    for predicted, measured in saved:
-        assert float(measured) == pytest.approx(float(predicted), rel=0.1)
-        assert float(predicted) > 10
+    assert what == "computes as the CPU does" and "zero: nothing was computed" in found
+    for strategy in ("marks", "work=1", "work=2"):
+        verdict, found = rows[f"resnet50: {strategy}"]
+        seen, predicted, saved, promised = map(float, re.findall(r"\d+\.\d", found))
+        assert verdict == "PASS" and promised > 5
+        assert seen == pytest.approx(predicted, rel=0.03)
+        assert saved == pytest.approx(promised, rel=0.1)
+
+
+@pytest.mark.gpu_dry_run
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", ["bits", "largest", "time front", "gluon run"])
+def test_a_dry_run_comes_to_the_end_of_all_checks(
+    gpu_dry_run: GpuDryRun, kinds: str, tmp_path: Path
+) -> None:
+    """Rows end each check; those that compare results show nothing, and say so."""
+    options = [*kinds.split(), "--small", "--minutes", "30", "--out", str(tmp_path)]
+    done = gpu_dry_run.run(whole, *options, env={"CUDASTUB_MEM_MB": "512"})
+    rows = table(tmp_path)
+    expected = {check for check in gpu_check.CHECKS if check.split(":")[0] in kinds.split()}
+    assert {check for _, check, *_ in rows} == expected
+    assert not [row for row in rows if row[0] == "SKIP" or row[1] == row[2]]
+    passed = [row[2] for row in rows if row[0] == "PASS"]
+    assert len(passed) == (2 if kinds == "largest" else 0), passed
+    failed = [row[3] for row in rows if row[0] == "FAIL"]
+    assert all(re.search("nothing is shown, for|nothing was learned", text) for text in failed)
+    assert len(failed) == {"bits": 48, "gluon run": 2}.get(kinds, 0)
+    assert done.value == bool(failed)
 
 
 @pytest.mark.gpu_dry_run
 @pytest.mark.parametrize(
     "gpu, env, words",
     [
-        ("3", {}, "MXNet sees 1 GPUs, so that there is no gpu(3)"),
-        ("0", {"CUDASTUB_SM": "90"}, "has compute capability 9.0; MXNet's GPU build has code for"),
-        ("0", {"CUDASTUB_MEM_MB": "64"}, "out of memory); try a smaller --batch"),
+        ("gpu:3", {}, "MXNet sees 1 GPUs, so that there is no gpu(3)"),
+        ("gpu:0", {"CUDASTUB_SM": "90"}, "capability 9.0, for which mxnet-cu112 has no code; "),
     ],
-    ids=["no-such-gpu", "hopper", "small-gpu"],
+    ids=["no-such-gpu", "hopper"],
 )
-def test_a_gpu_that_will_not_do(gpu_dry_run: GpuDryRun, gpu: str, env: Any, words: str) -> None:
-    done = gpu_dry_run.run(whole, "--batch", "64", "--steps", "2", "--gpu", gpu, env=env)
+def test_a_gpu_that_will_not_do(
+    gpu_dry_run: GpuDryRun, gpu: str, env: Any, words: str, tmp_path: Path
+) -> None:
+    done = gpu_dry_run.run(whole, "--device", gpu, "--out", str(tmp_path), env=env)
     assert done.value == 2, done.stdout
-    said = [line for line in done.stderr.splitlines() if not line.startswith("  training ")]
-    assert words in said[-1], done.stderr
-    assert "Traceback" not in done.stderr
+    assert words in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+
+
+def plan_on_hopper(dry: DryRun) -> None:
+    """Plan for the GPU, for GPUs elsewhere, and for a script that binds on the GPU."""
+    x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc")
+    net = mx.sym.LinearRegressionOutput(x, name="out")
+    try:
+        memonger.plan(net, data=(2, 3), ctx=mx.gpu(0))
+    except memonger.MemongerError as error:
+        dry.emit(str(error))
+    memonger.plan(net, data=(2, 3), ctx="gpu")
+    with memonger.enable():
+        net.simple_bind(mx.gpu(0), data=(2, 3))
+
+
+@pytest.mark.gpu_dry_run
+def test_a_gpu_without_code_is_named_with_what_helps(gpu_dry_run: GpuDryRun) -> None:
+    done = gpu_dry_run.run(plan_on_hopper, env={"CUDASTUB_SM": "90"})
+    assert re.match(r"gpu\(0\) has compute capability 9.0.*24.06-py3.*source", done.value)
+    assert f"memonger: out trains without a plan: {done.value}" in done.stderr
+    assert gpu_dry_run.run(plan_on_hopper, env={"CUDASTUB_SM": "89"}).emitted == []

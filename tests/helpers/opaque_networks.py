@@ -8,7 +8,7 @@ import memonger  # noqa: F401
 import mxnet as mx
 from memonger.support.symbols import load_nodes
 
-from mixed_networks import Network
+from networks import Network
 
 S = mx.sym
 

@@ -1,4 +1,4 @@
-"""All networks of the tests by name, beside the builders in ``examples/networks.py``."""
+"""All networks of the tests by name, beside the builders in ``examples/networks``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memonger.support.versions import json_of
 
 import networks
 import opaque_networks
-from mixed_networks import Network, classified, fully_gate, squeezed
+from networks.mixed import Network, classified, fully_gate, squeezed
 from opaque_networks import OPERATORS
 from planned import forward
 
@@ -284,7 +284,7 @@ LARGE: Builders = {
 
 
 # -- drawn networks: convolutions mixed with operators that know no blocks of MKLDNN ------------
-# (``mixed_networks`` of the examples has the kinds that people train)
+# (``networks.mixed`` of the examples has the kinds that people train)
 
 #: Families of blocks: what is made of an image x with n channels, an even number; after the bar
 #: that is y. The names are those of mx.sym and of `_Drawing`.

@@ -15,7 +15,7 @@ from memonger import BudgetError
 from memonger.support.cache import forget
 
 import networks
-from mixed_networks import mobilenet_v3
+from networks.mixed import mobilenet_v3
 from generated import networks as generated
 from interrupting import press_ctrl_c
 from planned import marked

@@ -1,17 +1,19 @@
 """Draw the pictures of the documentation: memory over a training step, and the frontier.
 
-    python examples/pictures.py docs         # needs matplotlib: pip install 'memonger[plot]'
+    python benchmarks/pictures.py docs       # needs matplotlib: pip install '.[plot]'
 
 The network is ResNet-50 v1 of Gluon's model zoo. Memory is the same on every machine; the times of
 the frontier are predicted from the rates of the device that it is drawn on.
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
-import memonger  # before mxnet: it makes MXNet importable on newer NumPy
+import memonger
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
 
 
@@ -35,7 +37,7 @@ def draw(symbol: Any, shapes: Any, folder: Path) -> None:
 
 
 def main() -> None:
-    """Run the example."""
+    """Draw."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="where they go")
     parser.add_argument("--net", default="resnet50_v1", help="any of Gluon's model zoo")

@@ -6,13 +6,12 @@ in rows. By default the networks are tiny.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
-import memonger  # noqa: F401  makes MXNet importable on newer NumPy
+from .common import Network
 import mxnet as mx
 
 S = mx.sym
-Network = Tuple[Any, Dict[str, Tuple[int, ...]]]
 
 
 def squeezed(x: Any) -> Any:
