@@ -224,8 +224,8 @@ class PlanExplanation(NamedTuple):
         lines = []
         for choice in ("kept", "recomputed", "freed"):
             chosen = [t.nbytes for t in self.tensors if t.choice == choice]
-            lines.append(f"{choice:10} {sum(chosen) / MB:10.1f} MB in {len(chosen)} tensors")
-        lines += ["", f"{'':10} {'MB':>10}  {'why':9} {of}"]
+            lines.append(f"{choice:10} {sum(chosen) / MB:10.1f} MiB in {len(chosen)} tensors")
+        lines += ["", f"{'':10} {'MiB':>10}  {'why':9} {of}"]
         for choice, nbytes, why, text, reason in rows:
             line = f"{choice:10} {nbytes / MB:10.2f}  {why:9} {text}"
             lines.append(line + (": " + reason if reason else ""))

@@ -63,7 +63,7 @@ class Frontier(Reported, Tuple[Plan, ...]):
         return self
 
     def __str__(self) -> str:
-        lines = [" memory (MB)    share   added time recomputed   copies"]
+        lines = ["memory (MiB)    share   added time recomputed   copies"]
         for plan in self:
             share = 100 * plan.pool_bytes / max(1, plan.unplanned_bytes)
             lines.append(

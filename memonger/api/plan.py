@@ -83,7 +83,7 @@ class Plan(Reported):
         The cost of each candidate in bytes, as MXNet counts.
     exact : bool
         Whether the memory was replayed to the byte and agreed with MXNet. Otherwise the replay is
-        an estimate, corrected to the MB (2**20 bytes) that MXNet reports when it binds the plan.
+        an estimate, corrected to the MiB that MXNet reports when it binds the plan.
     interrupted : bool
         Whether the search was ended early (Ctrl-C); this is the best plan until then.
     floor_bytes, floor : int, str
@@ -195,7 +195,7 @@ class Plan(Reported):
             **self._chosen(),
             "largest": ("\n" + 11 * " ").join(groups),
             "plan": f"{self.planner}, memory "
-            + ("replayed to the byte" if self.exact else "known to the MB, from a bind")
+            + ("replayed to the byte" if self.exact else "known to the MiB, from a bind")
             + ("; the search was interrupted" if self.interrupted else ""),
             "for": self.request.devices + (rounding if self.request.device_type == "gpu" else ""),
         }

@@ -102,7 +102,7 @@ def plan(
         a V100 if there is none, or none of these), or of a nominal CPU.
     patience : float, optional
         Times the usual length of the search, for smaller plans. By default a network that takes
-        less than 16 MB without a plan gets a twentieth of it (0.05), and the log says so; others 1.
+        less than 16 MiB without a plan gets a twentieth of it (0.05), and the log says so; others 1.
     type_dict : dict, optional
         Types of inputs by name, as ``simple_bind`` takes it; inputs without one are float32.
     grad_req : str, list or dict
@@ -222,7 +222,7 @@ def search_plan_to_layer(  # type: ignore[misc]  # options of `plan` go through
     layer_name : str, optional
         As ``until`` of `plan`; by default the whole network is planned.
     threshold : int
-        MB; those copies start their search there. It has no effect here, where none is needed.
+        MiB; those copies start their search there. It has no effect here, where none is needed.
     ntrial, type_dict, **options
         As `plan` takes them, with shapes of inputs by name: ``data=(32, 3, 224, 224)``.
 
@@ -267,7 +267,7 @@ def make_mirror_plan(
     sym : mx.sym.Symbol
         The network.
     threshold : int
-        MB of results that may gather between two that are kept.
+        MiB of results that may gather between two that are kept.
     plan_info : dict, optional
         Receives 'save_size' and 'max_size', in bytes: of all that is kept, and of the largest block
         between; both before ``until`` and the rules are applied.
@@ -306,7 +306,7 @@ def make_mirror_plan(
     applied_rules = strategy.build_rules()
     mask = applied_rules.apply(bare)
     cost, ruled_cost = (applied_rules.replay(m).pool_bytes // MB for m in (bare, mask))
-    log.info("cost=%d MB before the rules, %d MB with them", cost, ruled_cost)
+    log.info("cost=%d MiB before the rules, %d MiB with them", cost, ruled_cost)
     return marks.apply(strategy.request.symbol, mask, applied_rules.native(mask))
 
 
@@ -318,7 +318,7 @@ def get_cost(
     shapes: object = None,
     **input_shapes: object,
 ) -> int:
-    """Tell the memory that MXNet plans for training a network, in MB of 2**20 bytes.
+    """Tell the memory that MXNet plans for training a network, in MiB.
 
     It is bound for gradients of all arguments, and nothing is allocated. MXNet counts 4 bytes for
     every element; parameters, their gradients, inputs and operator workspaces are not in it.
@@ -358,7 +358,7 @@ def pool_bytes(
 ) -> int:
     """Tell the bytes that MXNet's pool takes in training, with the real size of every element.
 
-    Where ``get_cost`` is in whole MB and counts 4 bytes for an element of any type, as MXNet
+    Where ``get_cost`` is in whole MiB and counts 4 bytes for an element of any type, as MXNet
     reports it, this is what will be allocated: half of it for a network in float16. It is without
     the parameters' gradients as well, also where a schedule's pool holds them.
 
@@ -383,5 +383,5 @@ def pool_bytes(
     memory = measured(read_call(sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx))
     if not memory.exact:
         why = memory.why_inexact
-        raise MemongerError(f"the pool is not known to the byte ({why}); get_cost returns it in MB")
+        raise MemongerError(f"the pool is not known to the byte ({why}); get_cost returns it in MiB")
     return memory.pool_bytes

@@ -33,7 +33,7 @@ class Memory:
     """What a network takes in training, with its marks or its schedule."""
 
     replay: Replay  # operator by operator
-    bound: int  # MXNet's own total, in whole MB rounded down; that of the replay without a bind
+    bound: int  # MXNet's own total, in whole MiB rounded down; that of the replay without a bind
     inexact: tuple[str, ...]  # why the replay may be wrong
     held: Held = NOTHING  # by operators, beside the pool
 
@@ -41,7 +41,7 @@ class Memory:
     def why_inexact(self) -> str:
         """Why the replay is not exact; empty if it is."""
         replayed = self.replay.pool_bytes // MB
-        differs = f"the replay gives {replayed} MB, and MXNet {self.bound} MB"
+        differs = f"the replay gives {replayed} MiB, and MXNet {self.bound} MiB"
         return "; ".join(self.inexact) or (differs if replayed != self.bound else "")
 
     @property
@@ -52,7 +52,7 @@ class Memory:
     def counted_bytes(self) -> int:
         """The pool as MXNet counts it: 4 bytes to an element.
 
-        Where the replay differs, what is nearest to it of the MB that MXNet reports.
+        Where the replay differs, what is nearest to it of the MiB that MXNet reports.
         """
         return min(max(self.replay.pool_bytes, self.bound * MB), self.bound * MB + MB - 1)
 

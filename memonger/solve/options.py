@@ -46,7 +46,7 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "optimizer": (str, "NAME", "with --budget-of device: adam, or sgd,momentum=0.9"),
     "measure": (bool, None, "measure the time of operators on the device, once"),
     "gpu": (str, "NAME", "whose times are predicted where none is here: V100, T4, A100 ..."),
-    "patience": (float, "TIMES", "times the usual search (default: 1, or 0.05 under 16 MB)"),
+    "patience": (float, "TIMES", "times the usual search (default: 1, or 0.05 under 16 MiB)"),
 }
 NAMES = (*OPTIONS, "grad_req", "until", "planner", "ntrial", "rules")  # of all its options
 #: Those that describe the network; the others say how it is planned.

@@ -319,15 +319,15 @@ def _confirm(strategy: Strategy, plan: Candidate) -> Solution:
         symbol, memory = marks.clear(strategy.request.symbol), unplanned
     else:
         plan, symbol, memory = strategy.bind_plan(plan)
-        log.info("Find best plan with cost=%s MB", memory.bound)
+        log.info("Find best plan with cost=%s MiB", memory.bound)
         request = strategy.request
         is_on_gpu = request.device.device_type == GPU  # then MXNet has told what fusion takes
         if plan.schedule is None and fuses(request.targets) and not is_on_gpu:
             warnings.append(WITHOUT_FUSION)
     if unplanned.exact and not memory.inexact and not memory.exact:
         replayed = memory.replay.pool_bytes
-        text = f"the memory of this {strategy.noun} was predicted as {replayed / MB:.1f} MB, but "
-        warnings.append(text + f"MXNet plans {memory.bound} MB for it; the plan has MXNet's figure")
+        text = f"the memory of this {strategy.noun} was predicted as {replayed / MB:.1f} MiB, but "
+        warnings.append(text + f"MXNet plans {memory.bound} MiB for it; the plan has MXNet's figure")
     costs = {"no plan": unplanned.counted_bytes, plan.origin: memory.counted_bytes}
     is_fastest = plan.added_time is not None
     if not is_fastest:

@@ -130,7 +130,7 @@ class _Network:
         """Replay the network without a plan, and bind it once."""
         memory = confirm(self.predict_unplanned(), self.request.symbol, self.request)
         if not memory.exact:
-            log.info("The memory of plans is known to the MB only, because %s", memory.why_inexact)
+            log.info("The memory of plans is known to the MiB only, because %s", memory.why_inexact)
         return memory
 
     @once
@@ -210,7 +210,7 @@ class Marks(_Network):
         with progress_bar() as progress:
             searched = smallest(hints, rules, seconds, ntrial, effort=effort, progress=progress)
         for name, counted in searched.costs.items():
-            log.info("%s: %.1f MB", name, counted / MB)
+            log.info("%s: %.1f MiB", name, counted / MB)
         return searched
 
     def search_pareto_front(self) -> SearchResult:
@@ -259,7 +259,7 @@ class Original(Marks):
         try:
             with progress_bar() as progress:
                 for trial in chen2016.search(self.graph, self.hints, count_mb, ntrial):
-                    log.info("Search threshold=%d MB, cost=%d MB", trial.threshold, trial.cost)
+                    log.info("Search threshold=%d MiB, cost=%d MiB", trial.threshold, trial.cost)
         except KeyboardInterrupt:
             if not trials:
                 raise
@@ -268,7 +268,7 @@ class Original(Marks):
         mask = self.build_rules().apply(mask)
         after = self.build_rules().replay(mask).pool_bytes
         if self.options.rules:
-            log.info("cost=%s MB before the rules, %s MB with them", before, after // MB)
+            log.info("cost=%s MiB before the rules, %s MiB with them", before, after // MB)
         return SearchResult([Candidate(after, 0.0, MarkPlan(mask), "chen2016")], interrupted)
 
 

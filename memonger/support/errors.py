@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-KB, MB = 2**10, 2**20
+KB, MB, GB = 2**10, 2**20, 2**30
 MISTAKE = 2  # exit status of the command
 INTERRUPTED = "interrupted before anything was found"
 
@@ -56,5 +56,7 @@ def mxnet_message(error: BaseException | str) -> str:
 
 
 def format_size(nbytes: float) -> str:
-    """Return bytes in MB (2**20 bytes), or in KB (2**10 bytes) below one MB."""
-    return f"{nbytes / KB:.1f} KB" if abs(nbytes) < MB else f"{nbytes / MB:.1f} MB"
+    """Write bytes in KiB, MiB or GiB (2**10, 2**20, 2**30 bytes): '806.0 MiB'."""
+    if abs(nbytes) < MB:
+        return f"{nbytes / KB:.1f} KiB"
+    return f"{nbytes / MB:.1f} MiB" if abs(nbytes) < 10 * GB else f"{nbytes / GB:.2f} GiB"

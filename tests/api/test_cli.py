@@ -324,8 +324,8 @@ def test_plan_checks_the_share_of_one_device_and_tells_a_difference_by_its_statu
     assert checked_shapes == {"data": (32, 64), "label": (32, 64)}
 
 
-def test_small_networks_are_told_in_kb(capsys: Any, tmp_path: Path) -> None:
-    """Without operators, and with sizes below one MB."""
+def test_small_networks_are_told_in_kib(capsys: Any, tmp_path: Path) -> None:
+    """Without operators, and with sizes below one MiB."""
     file = str(tmp_path / "net-symbol.json")
     mx.sym.Variable("x").save(file)
     status, printed, _ = run(capsys, "explain", file, "--shape", "x=2,3")
@@ -334,7 +334,7 @@ def test_small_networks_are_told_in_kb(capsys: Any, tmp_path: Path) -> None:
     pool = memonger.pool_bytes(mx.sym.load(file), data=(4, 8), label=(4, 8))
     for verb in ("explain", "plan"):
         status, printed, _ = run(capsys, verb, file, "--shape", "data=4,8")
-        assert status == 0 and f"{pool / 1024:.1f} KB" in printed and " MB" not in printed
+        assert status == 0 and f"{pool / 1024:.1f} KiB" in printed and " MiB" not in printed
 
 
 def test_what_a_custom_operator_says_is_in_the_message(capsys: Any) -> None:

@@ -40,8 +40,8 @@ def test_a_chain_has_its_peak_at_the_first_gradient() -> None:
     )
     assert explanation.floor_bytes == 4 * MB and "'tanh15' (Activation)" in explanation.bounded_by
     text = str(explanation)
-    assert "peak       34.0 MB alive at once, in the gradient of 'out'" in text
-    assert "   16.0 MB  result      16 x Activation of 'tanh*'\n" in text
+    assert "peak       34.0 MiB alive at once, in the gradient of 'out'" in text
+    assert "   16.0 MiB  result      16 x Activation of 'tanh*'\n" in text
     assert len(explanation.details().splitlines()) - len(text.splitlines()) == 34 - 4
 
 
@@ -83,8 +83,8 @@ def masks() -> Any:
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (wide, "of the 12.0 MB of the peak, the gradient of 'tanh' (Activation) alone needs 12.0"),
-        (masks, "of the peak, 1.5 MB must not be recomputed (24 Dropout), and the gradient"),
+        (wide, "of the 12.0 MiB of the peak, the gradient of 'tanh' (Activation) alone needs 12.0"),
+        (masks, "of the peak, 1.5 MiB must not be recomputed (24 Dropout), and the gradient"),
     ],
 )
 def test_a_warning_tells_what_makes_the_peak(
@@ -183,7 +183,7 @@ def test_every_tensor_of_a_plan_is_told_with_a_reason(planned: memonger.Plan) ->
     assert not any(t.why for t in tensors if t.choice != "kept")
     assert len(kept) * MB <= plan.peak_bytes
     text = str(plan.explain())
-    assert f"{'kept':10} {len(kept):10.1f} MB in {len(kept)} tensors" in text
+    assert f"{'kept':10} {len(kept):10.1f} MiB in {len(kept)} tensors" in text
     assert len(plan.explain().details().splitlines()) == 5 + len(tensors)
     assert len(text.splitlines()) == 5 + len(plan.explain().groups) < 20
 

@@ -68,7 +68,7 @@ def test_a_small_network_is_planned_with_little_effort(
     caplog.set_level(logging.INFO, "memonger")
     how = {Marks: "marks", Schedules: "schedule"}[kind]
     small = memonger.plan(*networks.chain(16, hidden=64, batch=512), how=how)
-    text = "the network takes %s without a plan, less than 16.0 MB, so that it is planned with "
+    text = "the network takes %s without a plan, less than 16.0 MiB, so that it is planned with "
     assert text % format_size(small.unplanned_bytes) + "patience=0.05" in caplog.text
     assert small.recomputed and "patience" not in small.options
     short = memonger.plan(*networks.chain(16, hidden=64, batch=512), how=how, patience=0.05)
@@ -105,11 +105,11 @@ def test_recomputed_work_is_counted_by_operator() -> None:
 def test_a_plan_prints_what_counts_is_frozen_and_pickles() -> None:
     plan = memonger.plan(net(), SHAPES, how="marks")
     text = str(plan)
-    device = f"{plan.device_bytes / MB:.1f} MB of a GPU, {plan.unplanned_device_bytes / MB:.1f} MB"
+    device = f"{plan.device_bytes / MB:.1f} MiB of a GPU, {plan.unplanned_device_bytes / MB:.1f} MiB"
     for words in (
-        f"before     {plan.unplanned_bytes / MB:.1f} MB",
-        f"after      {plan.pool_bytes / MB:.1f} MB",
-        f"floor      {plan.floor_bytes / MB:.1f} MB",
+        f"before     {plan.unplanned_bytes / MB:.1f} MiB",
+        f"after      {plan.pool_bytes / MB:.1f} MiB",
+        f"floor      {plan.floor_bytes / MB:.1f} MiB",
         "the gradient of ",
         plan.slowest,
         device + " without",
@@ -197,11 +197,11 @@ def test_a_network_that_cannot_be_replayed_has_the_figures_of_a_bind(
     symbol, shapes = networks.resnet((2, 2, 2, 2), batch=8)
     caplog.set_level("INFO", "memonger")
     plan = memonger.plan(symbol, shapes, how="marks")
-    assert not plan.exact and "known to the MB" in str(plan)
+    assert not plan.exact and "known to the MiB" in str(plan)
     assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=shapes)
     assert plan.peak_bytes <= plan.pool_bytes < plan.device_bytes
     assert plan.recomputed and plan.pool_bytes < plan.unplanned_bytes
-    assert "known to the MB only" in caplog.text and "NNVM_EXEC_NUM_TEMP" in caplog.text
+    assert "known to the MiB only" in caplog.text and "NNVM_EXEC_NUM_TEMP" in caplog.text
 
 
 def test_no_pool_is_told_smaller_than_what_is_alive_in_it() -> None:
@@ -391,7 +391,7 @@ def test_the_figures_of_a_schedule_do_not_contradict_one_another() -> None:
     symbol, shapes = networks.chain(12, hidden=512, batch=4096)
     plan = memonger.plan(symbol, shapes, how="schedule", patience=0.02)
     assert plan.recomputed
-    number = re.compile(r"\b\d+(?:\.\d)?(?= MB| %)")
+    number = re.compile(r"\b\d+(?:\.\d)?(?= MiB| %)")
     lines = ([float(n) for n in number.findall(line)] for line in str(plan).splitlines())
     before, after, saved, floor, device, *_ = lines
     (whole,) = before

@@ -442,7 +442,7 @@ def test_a_plan_is_kept_though_objects_have_other_addresses(folder: Path, capfd:
             requests = as_module(symbol, inputs)
             symbol.simple_bind(mx.cpu(), grad_req=requests, **inputs)
         assert session.plans[0].symbol.attr_dict()["fc_weight"] == symbol.attr_dict()["fc_weight"]
-        lines.append(capfd.readouterr().err.split(" MB -> ")[0])
+        lines.append(capfd.readouterr().err.split(" MiB -> ")[0])
     assert len(list(folder.iterdir())) == 1 and lines[0] == lines[1] and "data" in lines[0]
 
 

@@ -30,7 +30,7 @@ function drawHeadline() {
     ["device", `${inWords(f.device_bytes)} of ${gpu ? "a GPU" : "the CPU"}, ${inWords(f.unplanned_device_bytes)} without a plan`],
     ["recomputed", `${f.recomputed} of ${f.kept + f.recomputed} operators; ${percent(f.recompute_overhead, 0)} of the forward pass`],
     ["slowest", f.slowest || "nothing is recomputed"],
-    ["kind", `${FAMILIES[plan().kind]}, found by ${f.planner}; memory ${f.exact ? "replayed to the byte" : "bound, in whole MB"}`],
+    ["kind", `${FAMILIES[plan().kind]}, found by ${f.planner}; memory ${f.exact ? "replayed to the byte" : "bound, in whole MiB"}`],
   ];
   if (f.held_bytes) facts.splice(3, 0, ["held", `${inWords(f.held_bytes)} of it by operators, with any plan`]);
   fill("facts", ...facts.flatMap(([name, text]) => [make("dt", { text: name }), make("dd", { text })]));
@@ -76,7 +76,7 @@ function draw() {
 document.title = `${DATA.network} · memonger`;
 $("title").textContent = DATA.network;
 $("subtitle").textContent = [`${OPS.name.length} operators`, ...DATA.inputs, `planned for ${DATA.device}`].join(" · ");
-$("footer").textContent = `Made by memonger ${DATA.version}. MB are 2**20 bytes. Memory is MXNet's own plan, replayed; times are predicted (a step without a plan: ${inTime(DATA.step_seconds)}).`;
+$("footer").textContent = `Made by memonger ${DATA.version}. Memory is MXNet's own plan, replayed; times are predicted (a step without a plan: ${inTime(DATA.step_seconds)}).`;
 fill("plan", ...DATA.plans.map((each, k) => make("option", { value: k,
   text: `${inWords(each.figures.pool_bytes)}, +${percent(each.figures.time_overhead, 1)} time, ${FAMILIES[each.kind]}` })));
 $("chooser").hidden = $("frontier").hidden = DATA.plans.length < 2; // what is hidden has no width
