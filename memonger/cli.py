@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from itertools import combinations
@@ -30,6 +31,7 @@ from memonger.support.types import Json, Keywords, Symbol
 log = logging.getLogger("memonger")
 
 OK, NO = 0, 1
+LEAST_BYTES = 10**6  # of a budget that is written without a unit
 UNSAVED = "a schedule cannot be saved for MXNet; leave out --output, or plan with --how marks"
 
 
@@ -80,8 +82,9 @@ def _run(options: Namespace, begin: Callable[[], object]) -> int:
     keywords = {name: value for name, value in vars(options).items() if name in ENABLING}
     if keywords.pop("no_cache", False):
         keywords["cache"] = False
+    command = shlex.join(["memonger", *options.words])
     try:
-        start = prepare(options.script, options.arguments, options.module, keywords)
+        start = prepare(options.script, options.arguments, options.module, keywords, command)
     except MemongerError as error:
         print(f"memonger: {error}", file=sys.stderr)
         return MISTAKE
@@ -93,6 +96,8 @@ def _run(options: Namespace, begin: Callable[[], object]) -> int:
 def _parse(arguments: Sequence[str]) -> Namespace:
     """Parse the arguments; variables such as MEMONGER_BUDGET hold options of ``run`` too."""
     words, parser = [*arguments], _parser()
+    if not words:
+        parser.error(f"a verb is needed: run, {', '.join(VERBS)}")
     try:
         for name in () if words[:1] == ["run"] else (f"memonger {''.join(words[:1])}", *words):
             refuse_removed(name.partition("=")[0])
@@ -103,7 +108,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
         is_switch = COMMAND[option][0] is bool
         if value and not (is_switch and value == "0"):
             words.insert(1, flag if is_switch else f"{flag}={value}")
-    return parser.parse_args(words)
+    return parser.parse_args(words, Namespace(words=words))
 
 
 def _check_places(options: Namespace) -> None:
@@ -273,9 +278,12 @@ class _Pairs(argparse.Action):
 
 def _budget(text: str) -> int | float | str:
     """Read a budget: an int or a float where it is a number, otherwise as it is."""
-    for number in (int, float):
-        with contextlib.suppress(ValueError):
-            return number(text)
+    with contextlib.suppress(ValueError):
+        if int(text) < LEAST_BYTES:  # most likely a unit was forgotten
+            raise argparse.ArgumentTypeError(f"{text} needs a unit: {text}MB, {text}B, or 60%")
+        return int(text)
+    with contextlib.suppress(ValueError):
+        return float(text)
     return text
 
 

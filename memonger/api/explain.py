@@ -252,14 +252,14 @@ def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
         entry = int(starts[line.row[k]]) + output
         recomputed, gradients = readers[RECOMPUTED, entry], readers[BACKWARD, entry]
         rule = memory.graph.why_kept(x)
-        if rule is None and x >= late:
-            rule = f"it does not come before {nodes[late].name!r}"
-        if rule is None and x in kept:
-            rule = "keep= names it"
         if (x, output) in memory.graph.heads:
             return "output", "it is an output of the network"
         if rule:
             return "rule", rule
+        if x >= late:
+            return "you", f"it does not come before {nodes[late].name!r}"
+        if x in kept:
+            return "you", "keep= names it"
         if recomputed:
             return word, f"recomputed from it: {some(recomputed)}"
         if times[x] > 1:

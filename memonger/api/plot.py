@@ -1,4 +1,4 @@
-"""Pictures of a plan (with matplotlib, ``pip install 'memonger[plot]'``)."""
+"""Pictures of a plan (with matplotlib, the extra ``plot``)."""
 
 from __future__ import annotations
 

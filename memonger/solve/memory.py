@@ -200,7 +200,8 @@ def find_wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, 
 
 
 def count_state_bytes(budget: Budget, graph: ForwardGraph, request: Request) -> int:
-    """Count the bytes of the optimiser's state, which a budget of the device bounds too."""
+    """Count the bytes of the optimizer's state, which a budget of the device bounds too."""
     wanted, inputs = find_wanted(graph, request.grad_req), request.spec.shapes
-    learned = [a for a in wanted if graph.nodes[a].name not in inputs]
+    # Gluon and ``bind`` give the shapes of parameters too.
+    learned = [a for a in wanted if graph.nodes[a].name not in inputs] or wanted
     return round(budget.state * sum(graph.tensors[a][0].elements for a in learned))

@@ -13,7 +13,7 @@ from typing import Any, Iterable, Mapping
 
 from memonger.costs.time.gpus import GPUS, USUAL
 from memonger.support.checks import check_count, check_number, did_you_mean
-from memonger.support.errors import MemongerError
+from memonger.support.errors import MemongerError, format_size
 from memonger.support.removed import refuse_removed
 from memonger.support.types import Keywords, NDArray
 
@@ -22,6 +22,7 @@ WAYS = ("schedule", "marks", AUTO)
 PLANNERS = ("smallest", "chen2016")
 KNEE = "knee"
 
+ROOM = 2**30  # bytes of a GPU that a budget leaves to CUDA's context and cuDNN
 UNITS = {"B": 1, **{prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)}}
 UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
 
@@ -37,13 +38,19 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "how": (
         WAYS,
         None,
-        "recompute as often as it pays, at most once, or as is possible (auto, the default)",
+        "schedule: recompute as often as it pays; marks: at most once, and a file keeps them; "
+        "auto (default): a schedule where possible",
     ),
     "work": (float, "TIMES", "the most forward work of a step, in forward passes (default: any)"),
     "budget": (str, "MEMORY", "6GB, 6GiB, bytes, 60%% of that without a plan, device or knee"),
     "slower_than": (float, "TIMES", "the most time of a step: 1.2 is a fifth more than without"),
-    "budget_of": (("pool", "device"), None, "MXNet's pool (default), or parameters and all else"),
-    "optimizer": (str, "NAME", "with --budget-of device: adam, or sgd,momentum=0.9"),
+    "budget_of": (
+        ("pool", "device"),
+        None,
+        "what a budget bounds: MXNet's pool, or the whole device (default of run and batch on a "
+        "GPU, and with --optimizer)",
+    ),
+    "optimizer": (str, "NAME", "whose state counts too: adam, or sgd,momentum=0.9"),
     "measure": (bool, None, "measure the time of operators on the device, once"),
     "gpu": (str, "NAME", "whose times are predicted where none is here: V100, T4, A100 ..."),
     "patience": (float, "TIMES", "times the usual search (default: 1, or 0.05 under 16 MiB)"),
@@ -194,11 +201,37 @@ class Budget:
     amount: float
     is_share: bool
     of: str  # 'pool' (``Plan.pool_bytes``) or 'device' (``Plan.device_bytes`` and ``state``)
-    state: float  # bytes of an optimiser for each element of a parameter
+    state: float  # bytes of an optimizer for each element of a parameter
+    room: int = 0  # bytes of it that are left to CUDA and cuDNN
 
-    def limit(self, unplanned: int) -> int:
+    def limit(self, unplanned: int = 0) -> int:
         """Return the budget in bytes, of a network that takes ``unplanned`` without a plan."""
-        return int(self.amount * unplanned if self.is_share else self.amount)
+        return int(self.amount * unplanned if self.is_share else self.amount - self.room)
+
+    @property
+    def beside(self) -> str:
+        """Describe what else of a GPU the budget leaves room for, or does not; '' elsewhere."""
+        if not self.room:
+            return ""
+        each = f"{self.state:g} bytes a parameter" if self.state else "none"
+        return (
+            f"; {format_size(self.room)} of a GPU are left to CUDA and cuDNN, and {each} to the "
+            "state of an optimizer"
+        )
+
+
+def bound_gpu(keywords: Keywords, ctx: object) -> Keywords:
+    """Let a budget in bytes bound all of a GPU, if ``ctx`` is one and no ``budget_of`` is given."""
+    budget = keywords.get("budget")
+    if budget is None or keywords.get("budget_of") is not None or not _is_gpu(ctx):
+        return keywords
+    names_bytes = not isinstance(budget, str) or budget.strip().lower() not in (KNEE, "device")
+    is_bytes = names_bytes and not _read_amount(budget)[1]
+    return {**keywords, "budget_of": "device"} if is_bytes else keywords
+
+
+def _is_gpu(ctx: object) -> bool:
+    return getattr(ctx, "device_type", ctx) == "gpu"
 
 
 def read_budget(budget: object, of: str | None, optimizer: object, ctx: object) -> Budget | None:
@@ -209,17 +242,22 @@ def read_budget(budget: object, of: str | None, optimizer: object, ctx: object) 
         if of is not None or optimizer is not None:
             raise MemongerError("budget_of= and optimizer= need a budget; give budget= too")
         return None
-    if isinstance(budget, str) and budget.strip().lower() == "device":
-        if of == "pool":
-            raise MemongerError("budget='device' bounds all of the GPU; leave budget_of out")
-        return Budget(read_free_bytes(ctx), False, "device", measure_state_per_element(optimizer))
-    if optimizer is not None and of != "device":
-        raise MemongerError("optimizer= needs budget_of='device'; give that too")
-    amount, is_share = _read_amount(budget)
+    is_free = isinstance(budget, str) and budget.strip().lower() == "device"
+    if of == "pool" and (is_free or optimizer is not None):
+        option = "budget='device'" if is_free else "optimizer="
+        raise MemongerError(f"{option} is of all that the GPU holds; leave out budget_of='pool'")
+    amount, is_share = (read_free_bytes(ctx), False) if is_free else _read_amount(budget)
     if not (0 < amount <= 1 if is_share else 1 <= amount <= 2**63):
         allowed = "must be at least one byte and no more than 2**63 bytes, or a share of at most 1"
         raise MemongerError(f"budget={budget!r} {allowed} (100 %); give bytes as an int")
-    return Budget(float(amount), is_share, of or "pool", measure_state_per_element(optimizer))
+    of = of or ("pool" if optimizer is None and not is_free else "device")
+    room = ROOM if of == "device" and not is_share and (is_free or _is_gpu(ctx)) else 0
+    if room >= amount:
+        raise MemongerError(
+            f"budget={budget!r} leaves nothing: {format_size(room)} of a GPU are for CUDA's "
+            "context and cuDNN; give more, or budget_of='pool' to bound MXNet's pool alone"
+        )
+    return Budget(float(amount), is_share, of, measure_state_per_element(optimizer), room)
 
 
 def _read_amount(budget: object) -> tuple[float, bool]:

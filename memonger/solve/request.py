@@ -94,8 +94,9 @@ def read_call(
     ctx: object = None,
     devices: int = 1,
 ) -> Request:
-    """Check the network of a call as it stands; arguments are those of ``memonger.plan``."""
-    symbol, place = inputs.check_symbol(net), inputs.read_devices(ctx)
+    """Check the network of a call as it is; arguments are those of ``memonger.plan``."""
+    names = [*dict(inputs.read_pairs(shapes, {}, {})), *(input_shapes or {})]
+    symbol, place = inputs.check_symbol(inputs.trace(net, names)), inputs.read_devices(ctx)
     spec = inputs.read_shapes(symbol, shapes, input_shapes or {}, type_dict, devices)
     return Request(symbol, spec, inputs.read_grad_req(symbol.list_arguments(), grad_req), place)
 
@@ -105,7 +106,7 @@ def read_arguments(
 ) -> tuple[Request, Options]:
     """Check the arguments of a call that plans, by keyword as ``memonger.plan`` takes them."""
     of_network, how, input_shapes = split_options(call, keywords, lacks)
-    options = read_options(ctx=of_network.get("ctx"), **how)
+    options = read_options(ctx=inputs.read_devices(of_network.get("ctx")), **how)
     return read_request(net, shapes, input_shapes, **of_network), options
 
 

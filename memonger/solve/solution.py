@@ -327,7 +327,9 @@ def _confirm(strategy: Strategy, plan: Candidate) -> Solution:
     if unplanned.exact and not memory.inexact and not memory.exact:
         replayed = memory.replay.pool_bytes
         text = f"the memory of this {strategy.noun} was predicted as {replayed / MB:.1f} MiB, but "
-        warnings.append(text + f"MXNet plans {memory.bound} MiB for it; the plan has MXNet's figure")
+        warnings.append(
+            text + f"MXNet plans {memory.bound} MiB for it; the plan has MXNet's figure"
+        )
     costs = {"no plan": unplanned.counted_bytes, plan.origin: memory.counted_bytes}
     is_fastest = plan.added_time is not None
     if not is_fastest:
@@ -454,7 +456,8 @@ def _describe_too_little(strategy: Strategy, limit: int, plans: Sequence[Candida
     _, smallest = choose_smallest(strategy, plans)
     memory = min((m for m in (smallest, unplanned) if m is not None), key=strategy.count_bytes)
     nbytes, pool = strategy.count_bytes(memory), memory.pool_bytes
-    text = f"was found that needs at most {format_bytes(limit)}"
+    budget = strategy.options.budget
+    text = f"was found that needs at most {format_bytes(limit)}{budget.beside if budget else ''}"
     if work is not None:
         text = f"of work={work:g} {text}; give more memory or more work"
     text = f"no plan {text}; the smallest needs {format_bytes(nbytes)}."

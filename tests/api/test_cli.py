@@ -196,7 +196,9 @@ def test_report_writes_the_plan_that_is_printed_beside_others(
     assert bool(data["budget"]) == ("--budget" in more)
     if more == ON_DEVICE:
         words = chosen["command"].split()
-        limit = int(words[words.index("--budget") + 1])  # in the command it is one of the pool
+        limit = int(
+            words[words.index("--budget") + 1].rstrip("B")
+        )  # in the command it is one of the pool
         assert data["budget"]["of"] == "device" and limit == chosen["figures"]["pool_bytes"]
         assert chosen["figures"]["device_bytes"] <= data["budget"]["bytes"] < 20e6
     assert "original" in {plan["kind"] for plan in data["plans"]} and len(data["plans"]) > 3
@@ -235,6 +237,11 @@ MISTAKES = [
     ("explain {net} --shape data=4,64 --budget-of device", "--budget-of is for a plan; give"),
     ("explain {net} --shape data=4,64 --measure", "--measure is for a plan"),
     ("batch {net} --shape data=N,64", "--budget"),
+    ("batch {net} --budget 9MB", "--shape data=N,"),
+    ("plan {net}", "inputs are needed: 'data'; give them as data=(...)"),
+    ("plan {net}", "(in a shell: --shape data=...)"),
+    ("plan {net} --shape data=4,64 --budget 60", "60 needs a unit: 60MB, 60B, or 60%"),
+    ("run --budget 6000 train.py", "6000 needs a unit: 6000MB"),
     ("report {net} --shape data=4,64", "-o"),
     ("plan {net} --budget 60% --optimizer sgd,momentum", "written as sgd,momentum=0.9"),
     ("plan {net} --shape data=4,64 --shape label=5,64", "do not fit"),
@@ -255,8 +262,8 @@ PLACES = [
 ]
 #: And where there is no plotly.
 PAGES = [
-    ("report {net} -o {folder}/r.html", "memonger[report]"),
-    ("batch {net} --budget 20MB --report {folder}/r.html", "memonger[report]"),
+    ("report {net} -o {folder}/r.html", "pip install '.[report]'"),
+    ("batch {net} --budget 20MB --report {folder}/r.html", "pip install '.[report]'"),
 ]
 
 
@@ -403,7 +410,8 @@ def test_help_imports_nothing_heavy_and_needs_no_mxnet(arguments: Any, tmp_path:
     (tmp_path / "mxnet.py").write_text("raise ImportError('not here')")
     status, _, error = ended("-c", LIGHT, *arguments, path=tmp_path)
     assert status == (0 if arguments else 2), error
-    assert arguments or error.startswith("memonger: the following arguments are required: VERB")
+    verbs = "memonger: a verb is needed: run, plan, frontier, report, batch, explain, check; see"
+    assert arguments or error.startswith(verbs)
 
 
 def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_chain_has_its_peak_at_the_first_gradient() -> None:
     assert explanation.floor_bytes == 4 * MB and "'tanh15' (Activation)" in explanation.bounded_by
     text = str(explanation)
     assert "peak       34.0 MiB alive at once, in the gradient of 'out'" in text
-    assert "   16.0 MiB  result      16 x Activation of 'tanh*'\n" in text
+    assert "  16.0 MiB  result      16 x Activation of 'tanh*'\n" in text
     assert len(explanation.details().splitlines()) - len(text.splitlines()) == 34 - 4
 
 
@@ -274,7 +274,7 @@ def test_no_plan_keeps_all_tensors() -> None:
 def test_rules_tell_their_reasons() -> None:
     plan = memonger.plan(*SMALL, until="fc9", how="marks")
     late = {t.name: (t.why, t.reason) for t in plan.explain().tensors}["tanh12"]
-    assert late == ("rule", "it does not come before 'fc9'")
+    assert late == ("you", "it does not come before 'fc9'")
     x = S.Variable("data")
     for i in range(12):
         x = S.Activation(S.FullyConnected(x, num_hidden=64, name=f"fc{i}"), act_type="tanh")

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import pickle
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from memonger.solve.strategies import Marks, Schedules
 from memonger.support.errors import format_size
 
 import networks
+from blocks import TwoInputs
 from mixed_networks import KINDS
 from planned import as_module, marked, nodes
 
@@ -105,7 +107,8 @@ def test_recomputed_work_is_counted_by_operator() -> None:
 def test_a_plan_prints_what_counts_is_frozen_and_pickles() -> None:
     plan = memonger.plan(net(), SHAPES, how="marks")
     text = str(plan)
-    device = f"{plan.device_bytes / MB:.1f} MiB of a GPU, {plan.unplanned_device_bytes / MB:.1f} MiB"
+    device = f"{plan.device_bytes / MB:.1f} MiB of the device, "
+    device += f"{plan.unplanned_device_bytes / MB:.1f} MiB"
     for words in (
         f"before     {plan.unplanned_bytes / MB:.1f} MiB",
         f"after      {plan.pool_bytes / MB:.1f} MiB",
@@ -114,7 +117,7 @@ def test_a_plan_prints_what_counts_is_frozen_and_pickles() -> None:
         plan.slowest,
         device + " without",
         f"{len(plan.recomputed)} of 25 operators",
-        f"{100 * plan.recompute_overhead:.0f} % of the forward pass is recomputed",
+        f"{100 * plan.recompute_overhead:.0f} % of the forward FLOPs are recomputed",
         plan.planner,
     ):
         assert words in text, text
@@ -401,3 +404,30 @@ def test_the_figures_of_a_schedule_do_not_contradict_one_another() -> None:
     assert device[1] > whole and device[1] > device[0] > after[0]
     # Blocks are rounded up, so that a device may have to give more.
     assert device[1] - device[0] == pytest.approx(saved[0], rel=0.1)
+
+
+def test_calls_take_a_gluon_block_by_the_shapes_of_its_inputs() -> None:
+    """In the order of its call; the block stays as it is, and need not be initialized."""
+    block, shapes = TwoInputs(prefix="net_"), {"x": (64, 20), "y": (64, 10)}
+    first, others = block(S.var("x"), S.var("y"))
+    symbol, quick = S.Group([first, *others]), partial(memonger.frontier, patience=0.02)
+    for call in (memonger.plan, memonger.explain):
+        assert str(call(block, shapes)) == str(call(symbol, shapes))
+    pools = (memonger.pool_bytes(each, shapes=shapes) for each in (block, symbol))
+    assert next(pools) == next(pools)
+    assert str(quick(block, shapes)) == str(quick(symbol, shapes))
+    largest = partial(memonger.largest_batch, budget="1MB", patience=0.02)
+    batches = [largest(each, {"x": (None, 20), "y": (None, 10)}).batch for each in (block, symbol)]
+    assert batches[0] == batches[1] > 1
+    planned = memonger.plan(block, shapes, how="marks").symbol
+    assert memonger.check(block, planned, shapes) and block._cached_op is None
+
+
+def test_a_block_of_numpy_arrays_is_planned_as_its_symbol() -> None:
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        block = mx.gluon.nn.HybridSequential()
+        for _ in range(3):
+            block.add(mx.gluon.nn.Dense(8, activation="tanh"))
+        symbol = block(S.var("data").as_np_ndarray())
+        for call in (memonger.plan, memonger.explain):
+            assert str(call(block, data=(16, 4))) == str(call(symbol, data=(16, 4)))
