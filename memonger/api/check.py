@@ -1,4 +1,4 @@
-"""Is a planned network the same network? Both are trained side by side and compared bit for bit."""
+"""Train a network and its plan from the same values, and compare them bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plans that no other beats (``frontier``), and the ``largest_batch`` that fits a budget."""
+"""The Pareto-optimal plans (``frontier``), and the ``largest_batch`` that fits a budget."""
 
 from __future__ import annotations
 
@@ -36,22 +36,12 @@ from memonger.support.types import Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
 
-#: Options of `plan` that `frontier` lacks, and those that `largest_batch` lacks.
-OF_ONE_PLAN = dict.fromkeys(
-    ("work", "budget", "slower_than", "budget_of", "optimizer", "planner", "rules"),
-    "give it to memonger.plan, for one plan",
-)
-OF_ONE_BATCH = dict.fromkeys(
-    "work slower_than planner rules until keep recompute devices".split(),
-    "give it to memonger.plan, at one batch",
-)
-
 FIRST_BATCH = 8  # with whose smallest plan the largest batch is predicted
 QUARTERS = 4  # steps of a report up to the batch that fits without a plan, and beyond it
 
 
 class Frontier(Reported, Tuple[Plan, ...]):
-    """Plans that no other beats in both memory and time, the fastest first; prints as a table."""
+    """Pareto-optimal plans in memory and time, the fastest first; prints as a table."""
 
     @property
     def interrupted(self) -> bool:
@@ -85,7 +75,7 @@ def frontier(  # type: ignore[misc]  # options of `plan` go through
     points: int = 20,
     **options: Any,
 ) -> Frontier:
-    """Find the plans that no other beats in both memory and time, from no plan to the smallest.
+    """Find the Pareto-optimal plans in memory and time, from no plan to the smallest.
 
     Parameters
     ----------
@@ -112,7 +102,7 @@ def frontier(  # type: ignore[misc]  # options of `plan` go through
     >>> print(memonger.frontier(net, {'data': (32, 3, 224, 224)}))
     """
     points = check_count("points", points, 2)
-    request, how = read_arguments("frontier", net, shapes, options, OF_ONE_PLAN)
+    request, how = read_arguments("frontier", net, shapes, options)
 
     def find(strategy: Strategy) -> tuple[Strategy, SearchResult]:
         return strategy, search_pareto_front(strategy)
@@ -223,7 +213,7 @@ def largest_batch(  # type: ignore[misc]  # options of `plan` go through
     --------
     >>> largest = memonger.largest_batch(net, {'data': (None, 3, 224, 224)}, budget='11GB')
     """
-    of_network, others, _ = split_options("largest_batch", options, OF_ONE_BATCH, has_shapes=False)
+    of_network, others, _ = split_options("largest_batch", options, has_shapes=False)
     ctx = read_devices(of_network.get("ctx"))
     how = read_options(ctx=ctx, **bound_gpu({**others, "budget": budget}, ctx))
     if how.budget is None or how.budget.is_share:

@@ -326,7 +326,7 @@ def get_cost(
     shapes: object = None,
     **input_shapes: object,
 ) -> int:
-    """Tell the memory that MXNet plans for training a network, in MiB.
+    """Return the memory that MXNet plans for training a network, in MiB.
 
     It is bound for gradients of all arguments, and nothing is allocated. MXNet counts 4 bytes for
     every element; parameters, their gradients, inputs and operator workspaces are not in it.
@@ -364,7 +364,7 @@ def pool_bytes(
     shapes: object = None,
     **input_shapes: object,
 ) -> int:
-    """Tell the bytes that MXNet's pool takes in training, with the real size of every element.
+    """Return the bytes of MXNet's pool in training, with the real size of every element.
 
     Where ``get_cost`` is in whole MiB and counts 4 bytes for an element of any type, as MXNet
     reports it, this is what will be allocated: half of it for a network in float16. It is without

@@ -67,7 +67,7 @@ def _panel(axes: Axes, memory: Memory) -> None:
 
 
 def plot_frontier(file: files.Path, plans: Sequence[Plan]) -> None:
-    """Draw Plans that no other beats: the memory of their pools against the time that each adds."""
+    """Draw Pareto-optimal Plans: the memory of their pools against the time that each adds."""
     x = np.array([plan.pool_bytes for plan in plans]) / MB
     y = np.array([100 * plan.time_overhead for plan in plans])
     unplanned, colour = plans[0].unplanned_bytes / MB, COLOURS[FORWARD][1]

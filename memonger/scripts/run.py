@@ -85,16 +85,11 @@ def prepare(
 
 #: Options of `enable` alone.
 OF_SESSION = ("report", "check", "or_plain", "cache")
-#: Options of `plan` that `enable` lacks, for each bind has its own.
-OF_BINDS = dict.fromkeys(
-    "type_dict ctx devices grad_req until planner ntrial rules".split(),
-    "what is bound has it already, or give it to memonger.plan",
-)
 
 
 def check_options(keywords: Keywords) -> Options:
     """Check the options of ``memonger.enable``, as far as that needs no MXNet."""
-    _, how, _ = split_options("enable", keywords, OF_BINDS, OF_SESSION, has_shapes=False)
+    _, how, _ = split_options("enable", keywords, OF_SESSION, has_shapes=False)
     return read_options(**how)
 
 

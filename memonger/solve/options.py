@@ -9,7 +9,7 @@ from __future__ import annotations
 import numbers
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable
 
 from memonger.costs.time.gpus import GPUS, USUAL
 from memonger.support.checks import check_count, check_number, did_you_mean
@@ -22,6 +22,7 @@ WAYS = ("schedule", "marks", AUTO)
 PLANNERS = ("smallest", "chen2016")
 KNEE = "knee"
 
+OF_FIRST_CALL = "the plan is made at the first call under autograd.record(), for its inputs"
 ROOM = 2**30  # bytes of a GPU that a budget leaves to CUDA's context and cuDNN
 UNITS = {"B": 1, **{prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)}}
 UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
@@ -56,8 +57,33 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "patience": (float, "TIMES", "times the usual search (default: 1, or 0.05 under 16 MiB)"),
 }
 NAMES = (*OPTIONS, "grad_req", "until", "planner", "ntrial", "rules")  # of all its options
+#: The options that a call lacks, and what to do instead.
+LACKS = {
+    "frontier": dict.fromkeys(
+        ("work", "budget", "slower_than", "budget_of", "optimizer", "planner", "rules"),
+        "give it to memonger.plan, for one plan",
+    ),
+    "largest_batch": dict.fromkeys(
+        "work slower_than planner rules until keep recompute devices".split(),
+        "give it to memonger.plan, at one batch",
+    ),
+    "enable": dict.fromkeys(
+        "type_dict ctx devices grad_req until planner ntrial rules".split(),
+        "what is bound has it already, or give it to memonger.plan",
+    ),
+    "memonger.gluon.plan": {
+        **dict.fromkeys(("shapes", "type_dict"), OF_FIRST_CALL),
+        "grad_req": "set it on the parameters: net.collect_params().setattr('grad_req', ...)",
+        "devices": "each device's part of the batch is a call of the block",
+    },
+}
 #: Those that describe the network; the others say how it is planned.
 OF_NETWORK = ("type_dict", "grad_req", "ctx", "until", "keep", "recompute", "devices")
+
+
+def options_of(call: str) -> tuple[str, ...]:
+    """List the options that the command has of a call that plans."""
+    return tuple(name for name in OPTIONS if name not in LACKS.get(call, {}))
 
 
 def flag_of(name: str) -> str:
@@ -71,11 +97,7 @@ def variable_of(name: str) -> str:
 
 
 def split_options(
-    call: str,
-    keywords: Keywords,
-    lacks: Mapping[str, str],
-    others: Iterable[str] = (),
-    has_shapes: bool = True,
+    call: str, keywords: Keywords, others: Iterable[str] = (), has_shapes: bool = True
 ) -> tuple[Keywords, Keywords, Keywords]:
     """Separate options of the network, options of how it is planned, and shapes of inputs.
 
@@ -84,8 +106,9 @@ def split_options(
     Raises
     ------
     MemongerError
-        If an option is unknown, was removed, or if the call ``lacks`` it, for the reason there.
+        If an option is unknown, was removed, or if the call `LACKS` it, for the reason there.
     """
+    lacks = LACKS.get(call, {})
     for name, value in keywords.items():
         refuse_removed(f"{name}=")
         if name in lacks:

@@ -102,10 +102,10 @@ def read_call(
 
 
 def read_arguments(
-    call: str, net: object, shapes: object, keywords: Keywords, lacks: Mapping[str, str] = {}
+    call: str, net: object, shapes: object, keywords: Keywords
 ) -> tuple[Request, Options]:
     """Check the arguments of a call that plans, by keyword as ``memonger.plan`` takes them."""
-    of_network, how, input_shapes = split_options(call, keywords, lacks)
+    of_network, how, input_shapes = split_options(call, keywords)
     options = read_options(ctx=inputs.read_devices(of_network.get("ctx")), **how)
     return read_request(net, shapes, input_shapes, **of_network), options
 
