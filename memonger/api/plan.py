@@ -164,8 +164,8 @@ class Plan(Reported):
         fates = [g.choice + (f" ({g.why})" if g.why else "") for g in chosen]
         groups = [f"{g}: {fate}, {format_size(g.nbytes)}" for g, fate in zip(chosen, fates)]
         saved, count = self.unplanned_bytes - self.pool_bytes, len(self.kept) + len(self.recomputed)
-        place = {"cpu": "the CPU", "gpu": "a GPU"}.get(self.request.device_type, "the device")
-        blocks = "" if place == "the CPU" else ", rounded as MXNet does on a GPU"
+        place = {"cpu": " of the CPU", "gpu": " of a GPU"}.get(self.request.device_type, "")
+        blocks = "" if place == " of the CPU" else ", rounded as MXNet does on a GPU"
         gpu = f" for {self.options['gpu']}" if "gpu" in self.options else ""
         rounding = "; on a CPU it may round otherwise than the network without it"
         lines = {
@@ -175,7 +175,7 @@ class Plan(Reported):
             "saved": f"{format_size(saved)}, {100 * saved / max(1, self.unplanned_bytes):.0f} %",
             "floor": f"{format_size(self.floor_bytes)} must be alive at once under any plan"
             + (f", in {self.floor}" if self.floor else ""),
-            "device": f"{format_size(self.device_bytes)} of {place}, "
+            "device": f"{format_size(self.device_bytes)}{place}, "
             f"{format_size(self.unplanned_device_bytes)} without a plan: the pool, parameters, "
             f"their gradients and inputs{blocks}",
             "held": f"{format_size(self.held_bytes)} of it are held by operators, with any plan"

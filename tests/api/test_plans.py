@@ -107,7 +107,7 @@ def test_recomputed_work_is_counted_by_operator() -> None:
 def test_a_plan_prints_what_counts_is_frozen_and_pickles() -> None:
     plan = memonger.plan(net(), SHAPES, how="marks")
     text = str(plan)
-    device = f"{plan.device_bytes / MB:.1f} MiB of the device, "
+    device = f"{plan.device_bytes / MB:.1f} MiB, "
     device += f"{plan.unplanned_device_bytes / MB:.1f} MiB"
     for words in (
         f"before     {plan.unplanned_bytes / MB:.1f} MiB",
