@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from itertools import combinations
@@ -21,7 +22,7 @@ from typing import Any, Callable, NoReturn, Sequence
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
 from memonger import BudgetError, MemongerError
-from memonger.solve.options import OPTIONS, flag_of, variable_of
+from memonger.solve.options import OPTIONS, flag_of, options_of, variable_of
 from memonger.support import files
 from memonger.support.errors import INTERRUPTED, MISTAKE, mxnet_message
 from memonger.support.removed import refuse_removed
@@ -30,6 +31,7 @@ from memonger.support.types import Json, Keywords, Symbol
 log = logging.getLogger("memonger")
 
 OK, NO = 0, 1
+LEAST_BYTES = 10**6  # of a budget that is written without a unit
 UNSAVED = "a schedule cannot be saved for MXNet; leave out --output, or plan with --how marks"
 
 
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
     except MemongerError as error:
         text, status = str(error), NO if isinstance(error, BudgetError) else MISTAKE
     except MemoryError as error:
-        text = f"this machine has not memory enough: {error}"
+        text = f"out of host memory: {error}"
     except KeyboardInterrupt:
         text = INTERRUPTED
     except Exception as error:
@@ -80,8 +82,9 @@ def _run(options: Namespace, begin: Callable[[], object]) -> int:
     keywords = {name: value for name, value in vars(options).items() if name in ENABLING}
     if keywords.pop("no_cache", False):
         keywords["cache"] = False
+    command = shlex.join(["memonger", *options.words])
     try:
-        start = prepare(options.script, options.arguments, options.module, keywords)
+        start = prepare(options.script, options.arguments, options.module, keywords, command)
     except MemongerError as error:
         print(f"memonger: {error}", file=sys.stderr)
         return MISTAKE
@@ -93,6 +96,8 @@ def _run(options: Namespace, begin: Callable[[], object]) -> int:
 def _parse(arguments: Sequence[str]) -> Namespace:
     """Parse the arguments; variables such as MEMONGER_BUDGET hold options of ``run`` too."""
     words, parser = [*arguments], _parser()
+    if not words:
+        parser.error(f"a verb is needed: run, {', '.join(VERBS)}")
     try:
         for name in () if words[:1] == ["run"] else (f"memonger {''.join(words[:1])}", *words):
             refuse_removed(name.partition("=")[0])
@@ -103,7 +108,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
         is_switch = COMMAND[option][0] is bool
         if value and not (is_switch and value == "0"):
             words.insert(1, flag if is_switch else f"{flag}={value}")
-    return parser.parse_args(words)
+    return parser.parse_args(words, Namespace(words=words))
 
 
 def _check_places(options: Namespace) -> None:
@@ -146,13 +151,13 @@ def _plan(network: Symbol, options: Namespace) -> int:
 
 
 def _frontier(network: Symbol, options: Namespace) -> int:
-    """Tell the plans that no other beats in memory and time."""
+    """List the Pareto-optimal plans in memory and time."""
     plans = memonger.frontier(network, **_keywords(options))
     return _deliver(options, plans, plans)
 
 
 def _report(network: Symbol, options: Namespace) -> int:
-    """Write an HTML page of a plan, beside the plans that no other beats."""
+    """Write an HTML page of a plan, beside the Pareto-optimal plans."""
     keywords = _keywords(options)
 
     def without(*names: str) -> Keywords:
@@ -172,7 +177,7 @@ def _report(network: Symbol, options: Namespace) -> int:
 
 
 def _batch(network: Symbol, options: Namespace) -> int:
-    """Tell the largest batch that fits, with a plan and without."""
+    """Find the largest batch that fits the budget, with a plan and without."""
     largest = memonger.largest_batch(network, **_keywords(options))
     try:
         if options.report is not None:
@@ -183,13 +188,13 @@ def _batch(network: Symbol, options: Namespace) -> int:
 
 
 def _explain(network: Symbol, options: Namespace) -> int:
-    """Tell what makes up the memory of a network, or of a plan."""
+    """List the tensors of the peak, or what a plan does with each tensor."""
     explanation: memonger.PlanExplanation | memonger.Explanation
     if options.plan:
         explanation = memonger.plan(network, **_keywords(options)).explain()
     else:
-        for name in PLANNING:
-            if name in vars(options):
+        for name in OPTIONS:
+            if name in vars(options) and name not in EXPLAINED:
                 raise MemongerError(f"{flag_of(name)} is for a plan; give --plan too")
         explanation = memonger.explain(network, **_keywords(options))
     text = explanation.details() if options.details else str(explanation)
@@ -197,7 +202,7 @@ def _explain(network: Symbol, options: Namespace) -> int:
 
 
 def _check(network: Symbol, options: Namespace) -> int:
-    """Train a network and its plan and compare them bit for bit."""
+    """Train a network and its plan, and compare all bits."""
     report = memonger.check(network, memonger.load(options.planned), **_keywords(options))
     _deliver(options, report, data={**_as_data(report), "equal": bool(report)})
     return OK if report else NO
@@ -273,9 +278,12 @@ class _Pairs(argparse.Action):
 
 def _budget(text: str) -> int | float | str:
     """Read a budget: an int or a float where it is a number, otherwise as it is."""
-    for number in (int, float):
-        with contextlib.suppress(ValueError):
-            return number(text)
+    with contextlib.suppress(ValueError):
+        if int(text) < LEAST_BYTES:  # most likely a unit was forgotten
+            raise argparse.ArgumentTypeError(f"{text} needs a unit: {text}MB, {text}B, or 60%")
+        return int(text)
+    with contextlib.suppress(ValueError):
+        return float(text)
     return text
 
 
@@ -298,38 +306,35 @@ COMMAND = {
     **OPTIONS,
     "shapes": (dict, "data=32,3,224,224", "shape of an input, the batch first (N in batch)"),
     "json": (bool, None, "print JSON, sizes in bytes"),
-    "verbose": (bool, None, "tell what is done"),
+    "verbose": (bool, None, "log what is done"),
     "points": (int, "N", "the most plans (default: 20)"),
     "steps": (int, "N", "training steps (default: 3)"),
     "output": (str, "FILE", "write the planned network (report: the page)"),
     "plot": (str, "FILE", "draw memory over the step (frontier: against time)"),
     "report": (str, "FILE", "write a page of the plan, and of samples a second against batch"),
     "check": (bool, None, "train the network and its plan on the device and compare them"),
-    "plan": (bool, None, "plan it, and tell of tensors why they are kept"),
-    "details": (bool, None, "tell of each tensor, not of groups"),
+    "plan": (bool, None, "plan it, and explain why each tensor is kept"),
+    "details": (bool, None, "list each tensor, not groups"),
     "or_plain": (bool, None, "train without a plan where none fits the budget, not stop"),
-    "no_cache": (bool, None, "keep no plans for the next start, and take none"),
+    "no_cache": (bool, None, "store no plans for the next start, and use none"),
 }
 ACTIONS: dict[object, object] = {dict: _Pairs, list: "append"}
 SWITCHES = ("json", "verbose", "check", "plan", "details")
 FILES = ("output", "plot", "report")
 OF_FUNCTIONS = {*OPTIONS, "shapes", "points", "steps"}  # keywords of the package's functions
 
-SEARCH = ("measure", "gpu", "patience")
 LIMIT = ("budget", "budget_of", "optimizer")
-BUDGET = (*LIMIT, *SEARCH)
-NAMING = ("keep", "recompute")
-PLANNING = ("how", "work", *BUDGET, "slower_than", *NAMING)
-ENABLING = (*PLANNING, "report", "check", "or_plain", "no_cache")  # options of ``run``
+ENABLING = (*options_of("enable"), "report", "check", "or_plain", "no_cache")  # options of ``run``
+EXPLAINED = ("type_dict", "ctx", "devices")  # options of a network without a plan
 
 #: The function of each verb, and its options beside those that all have.
 VERBS: dict[str, tuple[Callable[[Symbol, Namespace], int], tuple[str, ...]]] = {
-    "plan": (_plan, ("devices", *PLANNING, "output", "plot", "check")),
-    "frontier": (_frontier, ("devices", *SEARCH, *NAMING, "how", "points", "plot")),
-    "report": (_report, ("devices", *PLANNING, "points", "output")),
-    "batch": (_batch, ("how", *BUDGET, "output", "report")),
-    "explain": (_explain, ("devices", *PLANNING, "plan", "details")),
-    "check": (_check, ("steps",)),
+    "plan": (_plan, (*options_of("plan"), "output", "plot", "check")),
+    "frontier": (_frontier, (*options_of("frontier"), "points", "plot")),
+    "report": (_report, (*options_of("plan"), "points", "output")),
+    "batch": (_batch, (*options_of("largest_batch"), "output", "report")),
+    "explain": (_explain, (*options_of("plan"), "plan", "details")),
+    "check": (_check, ("type_dict", "ctx", "steps")),
 }
 NET = "net-symbol.json --shape data=32,3,224,224"
 EXAMPLES = {
@@ -370,7 +375,7 @@ def _parser() -> ArgumentParser:
         verb.add_argument("network", help="a -symbol.json file")
         if name == "check":
             verb.add_argument("planned", help="the planned network's -symbol.json file")
-        for option in ("shapes", "type_dict", "ctx", "json", "verbose", *options):
+        for option in ("shapes", *options, "json", "verbose"):
             required = (name, option) in (("batch", "budget"), ("report", "output"))
             _add(verb, option, required)
         # Functions of the package have defaults for the other options.

@@ -1,4 +1,4 @@
-"""Is a planned network the same network? Both are trained side by side and compared bit for bit."""
+"""Train a network and its plan from the same values, and compare them bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Collection, Dict, Mapping, NamedTuple, Tuple
 import numpy as np
 
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.inputs import check_symbol, read_grad_req
+from memonger.graph.inputs import check_symbol, read_grad_req, read_pairs, trace
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution.executor import ScheduledExecutor
@@ -105,7 +105,7 @@ def check(
 
     Parameters
     ----------
-    symbol, planned : mx.sym.Symbol
+    symbol, planned : mx.sym.Symbol or mx.gluon.HybridBlock
         The network and its plan.
     shapes, type_dict
         Shapes and types of the inputs, as `plan` takes them.
@@ -137,6 +137,8 @@ def check(
     >>> assert memonger.check(net, planned, {'data': (2, 3, 32, 32)})
     """
     steps = check_count("steps", steps, 1)
+    names = [*dict(read_pairs(shapes, {}, {}))]
+    symbol, planned = trace(symbol, names), trace(planned, names)
     _check_same(symbol, planned)
     device = "cpu" if ctx is None or ctx == ANY else mx.gpu(0) if ctx == GPU else ctx
     request = read_call(symbol, shapes, type_dict=type_dict, ctx=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -14,11 +14,13 @@ from memonger.solve.memory import Memory, measure, predict
 from memonger.solve.request import read_call
 from memonger.solve.solution import NO_OPERATORS
 from memonger.solve.timeline import find_kept
-from memonger.support.errors import MB, format_size
+from memonger.support.errors import format_size
 from memonger.support.types import Int64s, Symbol
 
 if TYPE_CHECKING:
     from memonger.api.plan import Plan
+
+    Row = Tuple[int, str, str, str]  # bytes of tensors, what becomes of them, which they are, why
 
 SHOWN = 12  # groups of the peak that are printed
 KINDS = {FORWARD: "result", RECOMPUTED: "recomputed", BACKWARD: "gradient"}
@@ -88,18 +90,17 @@ class Explanation(NamedTuple):
         rows = [(g.nbytes, g.choice, str(g), g.why) for g in groups[:SHOWN]]
         rest = groups[SHOWN:]
         tensors, nbytes = sum(len(g.members) for g in rest), sum(g.nbytes for g in rest)
-        more = [f"{format_size(nbytes):>10}  in {tensors} more tensors"] if rest else []
-        return "\n".join([*self._table(rows), *more])
+        more = f"\n{format_size(nbytes):>10}  in {tensors} more tensors" if rest else ""
+        return self._table(rows) + more
 
     def details(self) -> str:
         """Write the same with each tensor on a line of its own."""
         tensors = self.tensors
-        rows = [(t.nbytes, t.kind, f"{t.op:20}  {t.name}", t.rule) for t in tensors]
-        return "\n".join(self._table(rows))
+        return self._table([(t.nbytes, t.kind, f"{t.op:20}  {t.name}", t.rule) for t in tensors])
 
-    def _table(self, rows: Iterable[tuple[int, str, str, str]]) -> list[str]:
+    def _table(self, rows: Sequence[Row]) -> str:
         if not self.tensors and not self.pool_bytes:
-            return [NO_OPERATORS]
+            return NO_OPERATORS
         lines = [
             "pool       " + format_size(self.pool_bytes),
             f"peak       {format_size(self.peak_bytes)} alive at once, in {self.peak}",
@@ -111,11 +112,17 @@ class Explanation(NamedTuple):
             share = f"{100 * sum(chosen) / max(1, self.peak_bytes):.0f} %"
             text = f"{format_size(sum(chosen))} of the peak ({share}), {len(chosen)} tensors"
             lines += [f"{title:10} {text}"] if chosen else []
-        lines += ["", f"{'memory':>10}  {'kind':10}  of"]
-        for nbytes, kind, text, rule in rows:
-            row = f"{format_size(nbytes):>10}  {kind:10}  {text}"
-            lines.append(row + (f" (never recomputed: {rule})" if rule else ""))
-        return lines
+        rows = [(n, kind, of, why and f"never recomputed: {why}") for n, kind, of, why in rows]
+        return _table(lines, "kind", rows)
+
+
+def _table(lines: Sequence[str], title: str, rows: Sequence[Row]) -> str:
+    """Write a table of tensors below some lines: their bytes, what becomes of them, which, why."""
+    head = ["", f"{'memory':>10}  {title:10}  of"]
+    texts = [
+        f"{format_size(n):>10}  {fate:10}  {of}{why and f' ({why})'}" for n, fate, of, why in rows
+    ]
+    return "\n".join([*lines, *head, *texts])
 
 
 def explain(
@@ -210,25 +217,22 @@ class PlanExplanation(NamedTuple):
         for g in self.groups:
             reasons = {self.tensors[k].reason for k in g.members}
             reason = reasons.pop() if len(reasons) == 1 else ""
-            rows.append((g.choice, g.nbytes, g.why, str(g), reason))
-        return self._table("tensors", rows)
+            rows.append((g.nbytes, g.choice, str(g), ": ".join(filter(None, (g.why, reason)))))
+        return self._table(rows)
 
     def details(self) -> str:
         """Write the same with each tensor on a line of its own, in execution order."""
-        tensors = self.tensors
-        rows = [(t.choice, t.nbytes, t.why, f"{t.op:20} {t.name}", t.reason) for t in tensors]
-        return self._table(f"{'operator':20} tensor", rows)
+        whys = [t.why and f"{t.why}: {t.reason}" for t in self.tensors]
+        texts = [f"{t.op:20}  {t.name}" for t in self.tensors]
+        rows = zip(self.tensors, texts, whys)
+        return self._table([(t.nbytes, t.choice, text, why) for t, text, why in rows])
 
-    def _table(self, of: str, rows: Iterable[tuple[str, int, str, str, str]]) -> str:
+    def _table(self, rows: Sequence[Row]) -> str:
         lines = []
         for choice in ("kept", "recomputed", "freed"):
             chosen = [t.nbytes for t in self.tensors if t.choice == choice]
-            lines.append(f"{choice:10} {sum(chosen) / MB:10.1f} MB in {len(chosen)} tensors")
-        lines += ["", f"{'':10} {'MB':>10}  {'why':9} {of}"]
-        for choice, nbytes, why, text, reason in rows:
-            line = f"{choice:10} {nbytes / MB:10.2f}  {why:9} {text}"
-            lines.append(line + (": " + reason if reason else ""))
-        return "\n".join(lines)
+            lines.append(f"{choice:10} {format_size(sum(chosen))}, {len(chosen)} tensors")
+        return _table(lines, "choice", rows)
 
 
 def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
@@ -251,14 +255,14 @@ def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
         entry = int(starts[line.row[k]]) + output
         recomputed, gradients = readers[RECOMPUTED, entry], readers[BACKWARD, entry]
         rule = memory.graph.why_kept(x)
-        if rule is None and x >= late:
-            rule = f"it does not come before {nodes[late].name!r}"
-        if rule is None and x in kept:
-            rule = "keep= names it"
         if (x, output) in memory.graph.heads:
             return "output", "it is an output of the network"
         if rule:
             return "rule", rule
+        if x >= late:
+            return "you", f"it does not come before {nodes[late].name!r}"
+        if x in kept:
+            return "you", "keep= names it"
         if recomputed:
             return word, f"recomputed from it: {some(recomputed)}"
         if times[x] > 1:

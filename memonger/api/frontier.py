@@ -1,4 +1,4 @@
-"""The plans that no other beats (``frontier``), and the ``largest_batch`` that fits a budget."""
+"""The Pareto-optimal plans (``frontier``), and the ``largest_batch`` that fits a budget."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from memonger.api import plot, report
 from memonger.api.plan import Plan, plan_of
 from memonger.api.report import Reported
-from memonger.graph.inputs import read_pairs
+from memonger.graph.inputs import read_devices, read_pairs, trace
 from memonger.planners.candidates import Candidate, SearchResult, by_added_time, pareto_front
 from memonger.schedules.layouts import LayoutMismatch
-from memonger.solve.options import Options, read_options, split_options
+from memonger.solve.options import Options, bound_gpu, read_options, split_options
 from memonger.solve.request import Request, read_arguments, read_request
 from memonger.solve.solution import (
     choose_smallest,
@@ -36,22 +36,12 @@ from memonger.support.types import Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
 
-#: Options of `plan` that `frontier` lacks, and those that `largest_batch` lacks.
-OF_ONE_PLAN = dict.fromkeys(
-    ("work", "budget", "slower_than", "budget_of", "optimizer", "planner", "rules"),
-    "give it to memonger.plan, for one plan",
-)
-OF_ONE_BATCH = dict.fromkeys(
-    "work slower_than planner rules until keep recompute devices".split(),
-    "give it to memonger.plan, at one batch",
-)
-
 FIRST_BATCH = 8  # with whose smallest plan the largest batch is predicted
 QUARTERS = 4  # steps of a report up to the batch that fits without a plan, and beyond it
 
 
 class Frontier(Reported, Tuple[Plan, ...]):
-    """Plans that no other beats in both memory and time, the fastest first; prints as a table."""
+    """Pareto-optimal plans in memory and time, the fastest first; prints as a table."""
 
     @property
     def interrupted(self) -> bool:
@@ -63,7 +53,7 @@ class Frontier(Reported, Tuple[Plan, ...]):
         return self
 
     def __str__(self) -> str:
-        lines = [" memory (MB)    share   added time recomputed   copies"]
+        lines = ["memory (MiB)    share   added time recomputed   copies"]
         for plan in self:
             share = 100 * plan.pool_bytes / max(1, plan.unplanned_bytes)
             lines.append(
@@ -85,7 +75,7 @@ def frontier(  # type: ignore[misc]  # options of `plan` go through
     points: int = 20,
     **options: Any,
 ) -> Frontier:
-    """Find the plans that no other beats in both memory and time, from no plan to the smallest.
+    """Find the Pareto-optimal plans in memory and time, from no plan to the smallest.
 
     Parameters
     ----------
@@ -112,7 +102,7 @@ def frontier(  # type: ignore[misc]  # options of `plan` go through
     >>> print(memonger.frontier(net, {'data': (32, 3, 224, 224)}))
     """
     points = check_count("points", points, 2)
-    request, how = read_arguments("frontier", net, shapes, options, OF_ONE_PLAN)
+    request, how = read_arguments("frontier", net, shapes, options)
 
     def find(strategy: Strategy) -> tuple[Strategy, SearchResult]:
         return strategy, search_pareto_front(strategy)
@@ -162,7 +152,8 @@ class LargestBatch(_Largest):
 
     def __str__(self) -> str:
         fits = f"a batch of {self.batch} fits with a plan, of {self.unplanned_batch} without"
-        return f"{fits}\n{self.plan}"
+        budget = self._options.budget
+        return f"{fits}{budget.beside if budget else ''}\n{self.plan}"
 
     def report(self, file: Path, *, network: str = "net-symbol.json") -> None:
         """Write a page of the plan, and of the samples a second to hope for at smaller batches.
@@ -203,7 +194,8 @@ def largest_batch(  # type: ignore[misc]  # options of `plan` go through
         Shapes of the inputs with None for the batch: ``{'data': (None, 3, 224, 224)}``; or
         ``iterator.provide_data + iterator.provide_label``, in whose layouts it is 'N'.
     budget : int or str
-        Bytes, text such as '11GB', or 'device'.
+        Bytes, text such as '11GB', or 'device'. For a GPU it bounds the whole device, unless
+        ``budget_of='pool'`` is given.
     net, **options
         As `plan` takes them: ``how``, ``budget_of``, ``optimizer``,
         ``measure``, ``gpu``, ``patience``, ``type_dict``, ``grad_req``, ``ctx``, ``ntrial``.
@@ -221,8 +213,9 @@ def largest_batch(  # type: ignore[misc]  # options of `plan` go through
     --------
     >>> largest = memonger.largest_batch(net, {'data': (None, 3, 224, 224)}, budget='11GB')
     """
-    of_network, others, _ = split_options("largest_batch", options, OF_ONE_BATCH, has_shapes=False)
-    how = read_options(budget=budget, ctx=of_network.get("ctx"), **others)
+    of_network, others, _ = split_options("largest_batch", options, has_shapes=False)
+    ctx = read_devices(of_network.get("ctx"))
+    how = read_options(ctx=ctx, **bound_gpu({**others, "budget": budget}, ctx))
     if how.budget is None or how.budget.is_share:
         raise MemongerError(
             f"budget={budget!r}: the largest batch needs a budget in bytes, such as '11GB'"
@@ -231,9 +224,9 @@ def largest_batch(  # type: ignore[misc]  # options of `plan` go through
     type_dict = of_network.get("type_dict")
     if isinstance(type_dict, Mapping):  # otherwise `read_request` says what is wrong with it
         type_dict = {**types, **type_dict}
-    keywords = {**of_network, "net": net, "type_dict": type_dict or types}
+    keywords = {**of_network, "net": trace(net, [*open_shapes]), "type_dict": type_dict or types}
     request = partial(_request, open_shapes, keywords)
-    limit = int(how.budget.amount)
+    limit = how.budget.limit()
 
     def find(strategy: Strategy) -> LargestBatch:
         make = partial(type(strategy), options=strategy.options)
@@ -324,7 +317,7 @@ def _open_shapes(shapes: object) -> tuple[dict[str, Json], dict[str, str]]:
             if 0 <= axis < len(sizes[name]):
                 sizes[name] = (*sizes[name][:axis], None, *sizes[name][axis + 1 :])
     if not any(None in shape for shape in sizes.values()):
-        example = "{'data': (None, 3, 224, 224)}"
+        example = "{'data': (None, 3, 224, 224)} (in a shell: --shape data=N,3,224,224)"
         raise MemongerError(f"no shape in {shapes!r} has None for the batch; write {example}")
     return sizes, types
 

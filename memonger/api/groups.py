@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from itertools import chain
 from typing import Hashable, Iterable, NamedTuple, Sequence
 
+KINDS = 3  # of operators that a group names
 NUMBERS, OUTPUT = re.compile("([0-9]+)"), re.compile(r"(\[[0-9]+\])?$")
 
 
@@ -31,7 +32,7 @@ class Group(NamedTuple):
     """Tensors of one part in a network, and what becomes of them."""
 
     name: str  # of all, with ``*`` for numbers that differ; what follows the first may differ too
-    operators: str  # how many of each kind: '16 x BatchNorm, Activation'
+    operators: str  # how many of the most frequent kinds: '16 x BatchNorm, Activation'
     nbytes: int
     choice: str
     why: str
@@ -85,7 +86,7 @@ def _generalise(names: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _count(members: Iterable[Member]) -> str:
-    """Count operators of each kind; some have several outputs among the members."""
+    """Count operators of the most frequent kinds; some have several outputs among the members."""
     outputs = Counter((m.op, OUTPUT.search(m.name)[0]) for m in members)  # type: ignore[index]
     most: Counter[str] = Counter()
     for (op, _), count in outputs.items():
@@ -93,6 +94,8 @@ def _count(members: Iterable[Member]) -> str:
     if sum(most.values()) == 1:
         return "".join(most)
     ops: defaultdict[int, list[str]] = defaultdict(list)
-    for op, count in most.items():
+    for op, count in most.most_common(KINDS):
         ops[count].append(op)
-    return " and ".join(f"{count} x {', '.join(ops[count])}" for count in sorted(ops, reverse=True))
+    rest = sum(most.values()) - sum(count * len(names) for count, names in ops.items())
+    texts = [f"{count} x {', '.join(names)}" for count, names in ops.items()]
+    return " and ".join([*texts, f"{rest} others"] if rest else texts)

@@ -83,7 +83,7 @@ class Plan(Reported):
         The cost of each candidate in bytes, as MXNet counts.
     exact : bool
         Whether the memory was replayed to the byte and agreed with MXNet. Otherwise the replay is
-        an estimate, corrected to the MB (2**20 bytes) that MXNet reports when it binds the plan.
+        an estimate, corrected to the MiB that MXNet reports when it binds the plan.
     interrupted : bool
         Whether the search was ended early (Ctrl-C); this is the best plan until then.
     floor_bytes, floor : int, str
@@ -164,7 +164,8 @@ class Plan(Reported):
         fates = [g.choice + (f" ({g.why})" if g.why else "") for g in chosen]
         groups = [f"{g}: {fate}, {format_size(g.nbytes)}" for g, fate in zip(chosen, fates)]
         saved, count = self.unplanned_bytes - self.pool_bytes, len(self.kept) + len(self.recomputed)
-        is_cpu = self.request.device_type == "cpu"
+        place = {"cpu": " of the CPU", "gpu": " of a GPU"}.get(self.request.device_type, "")
+        blocks = "" if place == " of the CPU" else ", rounded as MXNet does on a GPU"
         gpu = f" for {self.options['gpu']}" if "gpu" in self.options else ""
         rounding = "; on a CPU it may round otherwise than the network without it"
         lines = {
@@ -174,9 +175,9 @@ class Plan(Reported):
             "saved": f"{format_size(saved)}, {100 * saved / max(1, self.unplanned_bytes):.0f} %",
             "floor": f"{format_size(self.floor_bytes)} must be alive at once under any plan"
             + (f", in {self.floor}" if self.floor else ""),
-            "device": f"{format_size(self.device_bytes)} of {'the CPU' if is_cpu else 'a GPU'}, "
+            "device": f"{format_size(self.device_bytes)}{place}, "
             f"{format_size(self.unplanned_device_bytes)} without a plan: the pool, parameters, "
-            "their gradients and inputs" + ("" if is_cpu else ", in MXNet's blocks"),
+            f"their gradients and inputs{blocks}",
             "held": f"{format_size(self.held_bytes)} of it are held by operators, with any plan"
             if self.held_bytes
             else "",
@@ -184,7 +185,7 @@ class Plan(Reported):
             "operators share"
             if self.temporary_bytes
             else "",
-            "work": f"{100 * self.recompute_overhead:.0f} % of the forward pass is recomputed; "
+            "work": f"{100 * self.recompute_overhead:.0f} % of the forward FLOPs are recomputed; "
             f"{100 * self.time_overhead:.1f} % of the time of a step is added, as predicted{gpu}",
             "slowest": self.slowest or "nothing is recomputed",
             "recomputed": f"{len(self.recomputed)} of {count} operators, "
@@ -195,7 +196,7 @@ class Plan(Reported):
             **self._chosen(),
             "largest": ("\n" + 11 * " ").join(groups),
             "plan": f"{self.planner}, memory "
-            + ("replayed to the byte" if self.exact else "known to the MB, from a bind")
+            + ("replayed to the byte" if self.exact else "known to the MiB, from a bind")
             + ("; the search was interrupted" if self.interrupted else ""),
             "for": self.request.devices + (rounding if self.request.device_type == "gpu" else ""),
         }

@@ -61,11 +61,13 @@ def plan(
 
     Parameters
     ----------
-    net : mx.sym.Symbol
-        The network. Marks (``mirror_stage``) are used if there are any, and not needed.
+    net : mx.sym.Symbol or mx.gluon.HybridBlock
+        The network. Marks (``mirror_stage``) are used if there are any, and not needed. A block is
+        called on symbols and stays as it is: `memonger.gluon.plan` trains it by a plan.
     shapes : dict or list of mx.io.DataDesc
         Shapes of the inputs: ``{'data': (32, 3, 224, 224)}``, or ``iterator.provide_data +
-        iterator.provide_label``. They may be given as keywords too.
+        iterator.provide_label``. They may be given as keywords too. Those of a block are in the
+        order of its arguments.
     how : {'auto', 'schedule', 'marks'}, optional
         'schedule': each result is recomputed as often as it pays; memonger runs the training step.
         'marks': at most once, by marks that MXNet's executor reads, and that a symbol's file keeps.
@@ -87,10 +89,11 @@ def plan(
         The most time that a step may take, as predicted, in steps without a plan: 1.2 allows a
         fifth more. The plan is then the smallest within that time, or with a budget the fastest.
     budget_of : {'pool', 'device'}, optional
-        What the budget bounds: ``pool_bytes`` (the default), or all that the GPU holds:
-        ``device_bytes`` and the optimiser's state; not what cuDNN and CUDA take for themselves.
+        What the budget bounds: ``pool_bytes``, or all that the device holds: ``device_bytes`` and
+        the state of ``optimizer``. On a GPU, 1 GiB of it is left to CUDA's context and cuDNN. By
+        default 'pool', but with ``optimizer`` or ``budget='device'``.
     optimizer : str, (str, dict) or mx.optimizer.Optimizer, optional
-        Whose state counts with ``budget_of='device'``: 'adam', or ``('sgd', {'momentum': 0.9})``.
+        Whose state counts too: 'adam', or ``('sgd', {'momentum': 0.9})``.
     measure : bool
         For a budget: measure each operator on the device, in a child process, instead of
         predicting its time from its FLOPs and bytes. By default nothing is measured.
@@ -102,7 +105,7 @@ def plan(
         a V100 if there is none, or none of these), or of a nominal CPU.
     patience : float, optional
         Times the usual length of the search, for smaller plans. By default a network that takes
-        less than 16 MB without a plan gets a twentieth of it (0.05), and the log says so; others 1.
+        less than 16 MiB without a plan gets a twentieth (0.05), and the log says so; others 1.
     type_dict : dict, optional
         Types of inputs by name, as ``simple_bind`` takes it; inputs without one are float32.
     grad_req : str, list or dict
@@ -194,6 +197,11 @@ def search_plan(  # type: ignore[misc]  # options of `plan` go through
     >>> planned = memonger.search_plan(net, ctx=mx.gpu(), data=(32, 3, 224, 224))
     >>> mod = mx.mod.Module(planned, context=mx.gpu())
     """
+    if isinstance(ntrial, (Mapping, list, tuple)):  # the second argument of `plan`
+        raise MemongerError(
+            f"search_plan: the second argument is ntrial, not {ntrial!r}; give shapes by name, as "
+            "in search_plan(net, data=(32, 3, 224, 224)), or as shapes="
+        )
     planned = plan(sym, ntrial=ntrial, type_dict=type_dict, **{"how": "marks", **options})
     if planned.schedule is None and log.isEnabledFor(logging.INFO):
         least = estimate_schedule(planned.request)
@@ -222,7 +230,7 @@ def search_plan_to_layer(  # type: ignore[misc]  # options of `plan` go through
     layer_name : str, optional
         As ``until`` of `plan`; by default the whole network is planned.
     threshold : int
-        MB; those copies start their search there. It has no effect here, where none is needed.
+        MiB; those copies start their search there. It has no effect here, where none is needed.
     ntrial, type_dict, **options
         As `plan` takes them, with shapes of inputs by name: ``data=(32, 3, 224, 224)``.
 
@@ -267,7 +275,7 @@ def make_mirror_plan(
     sym : mx.sym.Symbol
         The network.
     threshold : int
-        MB of results that may gather between two that are kept.
+        MiB of results that may gather between two that are kept.
     plan_info : dict, optional
         Receives 'save_size' and 'max_size', in bytes: of all that is kept, and of the largest block
         between; both before ``until`` and the rules are applied.
@@ -306,7 +314,7 @@ def make_mirror_plan(
     applied_rules = strategy.rules
     mask = applied_rules.apply(bare)
     cost, ruled_cost = (applied_rules.replay(m).pool_bytes // MB for m in (bare, mask))
-    log.info("cost=%d MB before the rules, %d MB with them", cost, ruled_cost)
+    log.info("cost=%d MiB before the rules, %d MiB with them", cost, ruled_cost)
     return marks.write(strategy.request.symbol, mask, applied_rules.native(mask))
 
 
@@ -318,7 +326,7 @@ def get_cost(
     shapes: object = None,
     **input_shapes: object,
 ) -> int:
-    """Tell the memory that MXNet plans for training a network, in MB of 2**20 bytes.
+    """Return the memory that MXNet plans for training a network, in MiB.
 
     It is bound for gradients of all arguments, and nothing is allocated. MXNet counts 4 bytes for
     every element; parameters, their gradients, inputs and operator workspaces are not in it.
@@ -356,9 +364,9 @@ def pool_bytes(
     shapes: object = None,
     **input_shapes: object,
 ) -> int:
-    """Tell the bytes that MXNet's pool takes in training, with the real size of every element.
+    """Return the bytes of MXNet's pool in training, with the real size of every element.
 
-    Where ``get_cost`` is in whole MB and counts 4 bytes for an element of any type, as MXNet
+    Where ``get_cost`` is in whole MiB and counts 4 bytes for an element of any type, as MXNet
     reports it, this is what will be allocated: half of it for a network in float16. It is without
     the parameters' gradients as well, also where a schedule's pool holds them.
 
@@ -383,5 +391,7 @@ def pool_bytes(
     memory = measured(read_call(sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx))
     if not memory.exact:
         why = memory.why_inexact
-        raise MemongerError(f"the pool is not known to the byte ({why}); get_cost returns it in MB")
+        raise MemongerError(
+            f"the pool is not known to the byte ({why}); get_cost returns it in MiB"
+        )
     return memory.pool_bytes

@@ -1,4 +1,4 @@
-"""Pictures of a plan (with matplotlib, ``pip install 'memonger[plot]'``)."""
+"""Pictures of a plan (with matplotlib, the extra ``plot``)."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def _panel(axes: Axes, memory: Memory) -> None:
     axes.stackplot(places, *stacks, colors=colours, labels=names, step="post", linewidth=0)
     x, y = runs[:peak].sum() + 0.5, memory.live[peak] / MB
     axes.plot([x], [y], marker="v", color="black", markersize=9)
-    lines = [f"peak {y:.1f} MB alive at once", *textwrap.wrap("in " + memory.running, 64)]
+    lines = [f"peak {y:.1f} MiB alive at once", *textwrap.wrap("in " + memory.running, 64)]
     text = "\n".join(f"  {line}  " for line in lines)
     axes.text(x, y, text, ha="right" if x > 0.55 * len(places) else "left", va="bottom")
     phases = replay.training.phases[replay.order][runs]
     border = np.flatnonzero(phases == FORWARD).max(initial=-1) + 1
     axes.axvline(border, color="black", linewidth=1, linestyle=":")
     axes.text(border, 1, " backward pass", va="top", transform=axes.get_xaxis_transform())
-    axes.set_ylabel("memory alive in MB (2**20 bytes)")
+    axes.set_ylabel("memory alive in MiB")
     axes.set_xlim(0, max(1, len(places) - 1))
 
 
 def plot_frontier(file: files.Path, plans: Sequence[Plan]) -> None:
-    """Draw Plans that no other beats: the memory of their pools against the time that each adds."""
+    """Draw Pareto-optimal Plans: the memory of their pools against the time that each adds."""
     x = np.array([plan.pool_bytes for plan in plans]) / MB
     y = np.array([100 * plan.time_overhead for plan in plans])
     unplanned, colour = plans[0].unplanned_bytes / MB, COLOURS[FORWARD][1]
@@ -81,11 +81,11 @@ def plot_frontier(file: files.Path, plans: Sequence[Plan]) -> None:
         if not y[0]:
             ends[0] = ("no plan", "center")  # beside it, for the others are left of it
         for k, (name, side) in ends.items():
-            text = f"   {name}\n   {x[k]:.1f} MB" + (f"\n   +{y[k]:.1f} % time" if y[k] else "")
+            text = f"   {name}\n   {x[k]:.1f} MiB" + (f"\n   +{y[k]:.1f} % time" if y[k] else "")
             axes.text(x[k], y[k], text, va=side)
-        axes.set_xlabel("memory of the pool in MB (2**20 bytes)")
+        axes.set_xlabel("memory of the pool in MiB")
         axes.set_ylabel("predicted time added to a training step (%)")
-        share = 100 / unplanned  # % of a MB
+        share = 100 / unplanned  # % of a MiB
         shares = axes.secondary_xaxis(
             "top", functions=(lambda x: np.multiply(x, share), lambda x: np.divide(x, share))
         )

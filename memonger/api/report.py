@@ -1,7 +1,7 @@
 """A page of plans: one HTML file, which any browser opens without a network.
 
 What it shows is in it as JSON: figures of each plan, which tensors live when, and the operators.
-The scripts in ``page`` draw it with plotly.js (``pip install 'memonger[report]'``).
+The scripts in ``page`` draw it with plotly.js (the extra ``report``).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).with_name("page")
 SCRIPTS = ("state.js", "timeline.js", "frontier.js", "batches.js", "table.js", "main.js")
 
+INSTALL = "in the clone of memonger, pip install '.[report]'"
 MAX_TENSORS = 40_000  # that a page draws, of all plans
 MAX_REASONS = 40_000  # operators times plans; beyond it only the chosen plan shows reasons
 MAX_INPUTS = 6  # whose shapes are written out in a command
@@ -49,8 +50,9 @@ class Shown:
     plans: Sequence[Plan]  # of one network, the fastest first
     chosen: Plan  # that is shown first
     budget: Mapping[str, Json] | None  # in bytes
-    network: str  # the name of its file
+    network: str  # the name of its file, or of a script's network
     batches: Mapping[int, Plan] = field(default_factory=dict)  # by batch size
+    command: str | None = None  # that makes them, where they are not of a file
 
 
 class Reported:
@@ -120,9 +122,7 @@ def check_report(file: files.Path) -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise MemongerError(
-            "reports need plotly, which is not installed: pip install 'memonger[report]'"
-        ) from None
+        raise MemongerError(f"reports need plotly, which is not installed; {INSTALL}") from None
     files.check_writable(file)
     return str(get_plotlyjs())
 
@@ -154,12 +154,13 @@ def ordered(
 
 
 def _limit(budget: Budget, plan: Plan) -> dict[str, Json]:
-    """Return what a budget leaves to a Plan, and what the optimiser's state takes, in bytes."""
+    """Return the bytes that a budget leaves to a Plan, to the optimizer's state, and to CUDA."""
     if budget.of == "pool":
-        return {"of": "pool", "bytes": budget.limit(plan.unplanned_bytes), "state": 0}
+        limit = budget.limit(plan.unplanned_bytes)
+        return {"of": "pool", "bytes": limit, "state": 0, "room": 0}
     state = count_state_bytes(budget, plan._unplanned.graph, plan.request)
     whole = budget.limit(plan.unplanned_device_bytes + state)
-    return {"of": "device", "bytes": whole - state, "state": state}
+    return {"of": "device", "bytes": whole - state, "state": state, "room": budget.room}
 
 
 def _check_same(plan: Plan, another: Plan, number: int) -> None:
@@ -187,6 +188,11 @@ def data_of(shown: Shown) -> dict[str, Json]:
     chosen, request, unplanned = shown.chosen, shown.chosen.request, shown.chosen._unplanned
     times = _predict_times(chosen)
     operators = list_operators(unplanned, times)
+
+    def figures(plan: Plan) -> dict[str, Json]:
+        command = command_of(plan, shown.network) if shown.command is None else shown.command
+        return {**_figures(plan), "command": command}
+
     most = MAX_TENSORS // (len(shown.plans) + 1)
     few = len(operators["name"]) * len(shown.plans) <= MAX_REASONS
     shapes = [f"{name} {tuple(shape)}" for name, shape in request.spec.shapes.items()]
@@ -200,14 +206,14 @@ def data_of(shown: Shown) -> dict[str, Json]:
         "budget": shown.budget,
         "plans": [
             {
-                **_figures(plan, shown.network),
+                **figures(plan),
                 **_choices(plan, operators, most, has_reasons=few or plan is chosen),
             }
             for plan in shown.plans
         ],
         "batches": [
             {
-                **_figures(plan, shown.network),
+                **figures(plan),
                 "batch": batch,
                 "step_seconds": float(_predict_times(plan).step),
             }
@@ -260,8 +266,8 @@ def _choices(
     }
 
 
-def _figures(plan: Plan, network: str) -> dict[str, Json]:
-    """Return the figures of a Plan by the names of its attributes, and how it is made."""
+def _figures(plan: Plan) -> dict[str, Json]:
+    """Return the figures of a Plan by the names of its attributes, and the call that makes it."""
     kind = "schedule" if plan.schedule is not None else "marks"
     kind = "original" if plan.planner == "chen2016" else kind
     data = {k: v for k, v in vars(plan).items() if isinstance(v, (int, float, str))}
@@ -270,7 +276,6 @@ def _figures(plan: Plan, network: str) -> dict[str, Json]:
         "kind": kind if plan.recomputed else "none",
         "figures": data,
         "python": python_of(plan),
-        "command": command_of(plan, network),
     }
 
 
@@ -318,6 +323,8 @@ def command_of(plan: Plan, network: str) -> str:
         return ""
     words = ["memonger", "plan", network]
     keywords["shapes"] = {name: ",".join(map(str, shape)) for name, shape in shapes.items()}
+    if "budget" in keywords:
+        keywords["budget"] = f"{keywords['budget']}B"
     for name, value in keywords.items():
         if isinstance(value, dict):
             value = [f"{key}={text}" for key, text in value.items()]

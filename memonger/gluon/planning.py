@@ -15,7 +15,7 @@ from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.gluon.sparse import planned_op
 from memonger.schedules.execution.arena import address
-from memonger.solve.options import read_options, split_options
+from memonger.solve.options import OF_FIRST_CALL, read_options, split_options
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.types import Block, Keywords, NDArray
@@ -28,13 +28,6 @@ _blocks: MutableMapping[Block, PlannedBlock] = weakref.WeakKeyDictionary()
 #: Returns how other blocks are planned, after `plan_others` was called.
 _others: Callable[[Block], PlannedBlock] | None = None
 
-_AT_FIRST_CALL = "the plan is made at the first call under autograd.record(), for its inputs"
-#: Options of ``memonger.plan`` that are set elsewhere in Gluon -> where.
-_ELSEWHERE = {
-    **dict.fromkeys(("shapes", "type_dict"), _AT_FIRST_CALL),
-    "grad_req": "set it on the parameters: net.collect_params().setattr('grad_req', ...)",
-    "devices": "each device's part of the batch is a call of the block",
-}
 _REPLACED = "_memonger"  # an attribute of the functions that are `_replacement`s
 #: The options that are passed to ``hybridize``. (``backend`` would change the graph.)
 _FLAGS = (
@@ -189,9 +182,9 @@ def _check_block(net: object) -> Block:
 
 def _read_options(net: Block, keywords: Keywords) -> PlannedBlock:
     """Check the keywords of `plan`."""
-    of_network, how, inputs = split_options("memonger.gluon.plan", keywords, _ELSEWHERE, _FLAGS)
+    of_network, how, inputs = split_options("memonger.gluon.plan", keywords, _FLAGS)
     for name in inputs:
-        raise MemongerError(f"memonger.gluon.plan takes no {name}=; {_AT_FIRST_CALL}")
+        raise MemongerError(f"memonger.gluon.plan takes no {name}=; {OF_FIRST_CALL}")
     options = {**how, **of_network}
     for name in ("keep", "recompute"):
         if options.get(name) is not None:

@@ -62,6 +62,38 @@ def check_symbol(symbol: object) -> Symbol:
     return symbol
 
 
+def trace(net: object, names: Sequence[str]) -> object:
+    """Return the symbol of a Gluon block that is called on inputs of these names, in this order.
+
+    What is no block is returned as it is.
+
+    Raises
+    ------
+    MemongerError
+        If no names are given, or if the block cannot be called on symbols.
+    """
+    if not isinstance(net, mx.gluon.Block):
+        return net
+    parameters = net.collect_params()
+    variables = [mx.sym.var(name) for name in names if name not in parameters]
+    what = f"{net.name} ({type(net).__name__})"
+    if not variables:
+        raise MemongerError(
+            f"{what} is a Gluon block; give the shapes of its inputs in the order of its call, "
+            "such as data=(32, 3, 224, 224)"
+        )
+    if mx.util.is_np_array():
+        variables = [variable.as_np_ndarray() for variable in variables]
+    try:
+        outputs, _ = mx.gluon.block._flatten(net(*variables), "output")
+        return mx.sym.Group([output for output in outputs if output is not None])
+    except Exception as error:  # of any kind: it is the block's own code
+        raise MemongerError(
+            f"{what} cannot be called on the symbols {', '.join(names)}: {mxnet_message(error)}; "
+            "give the shapes of all its inputs in their order, and make it a HybridBlock"
+        ) from error
+
+
 def read_devices(ctx: object) -> Context | str:
     """Return the devices that a plan is for: an existing mx.Context, 'gpu' (any GPU), or 'any'.
 

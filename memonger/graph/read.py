@@ -112,10 +112,12 @@ def _infer_shapes(
             f"some shapes of this network are known only when it runs ({', '.join(dynamic)}), so "
             "its memory cannot be planned; leave these operators out"
         )
-    missing = [name for name in unknown if not name.endswith(PARAMETER_ENDINGS)] or unknown
+    # Shapes of parameters, and mostly of labels, follow from the others.
+    for endings in (PARAMETER_ENDINGS, "label"):
+        unknown = [name for name in unknown if not name.endswith(endings)] or unknown
     raise MemongerError(
-        f"the shapes of these inputs are needed: {', '.join(map(repr, missing))}; give them "
-        f"as {missing[0]}=(...) or in shapes={{...}}"
+        f"the shapes of these inputs are needed: {', '.join(map(repr, unknown))}; give them as "
+        f"{unknown[0]}=(...) or in shapes={{...}} (in a shell: --shape {unknown[0]}=...)"
     )
 
 

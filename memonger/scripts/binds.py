@@ -82,7 +82,7 @@ def _replacement(usual: FunctionType, reader: Callable[[Symbol, Keywords], Train
 
 
 def _is_a_copy(caller: Keywords) -> bool:
-    """Tell whether a caller is a copy of the original memonger, which binds to measure plans."""
+    """Return whether a caller is a copy of the original memonger, which binds to measure plans."""
     functions = (caller.get(name) for name in ("make_mirror_plan", "search_plan"))
     return all(getattr(f, "__module__", "") == caller.get("__name__") for f in functions)
 

@@ -31,9 +31,11 @@ _run_module: Callable[..., object] = runpy._run_module_as_main  # type: ignore[a
 
 
 def prepare(
-    script: str, arguments: Sequence[str], is_module: bool, keywords: Keywords
+    script: str, arguments: Sequence[str], is_module: bool, keywords: Keywords, command: str = ""
 ) -> Callable[[], None]:
     """Make the function that runs a script; ``keywords`` are those of ``memonger.enable``.
+
+    A report shows the ``command`` by which the script was run.
 
     The function raises SystemExit if a network does not fit the budget.
 
@@ -47,7 +49,9 @@ def prepare(
     check_options({name: value for name, value in keywords.items() if name not in later})
     if "report" in keywords:
         if importlib.util.find_spec("plotly") is None:
-            raise MemongerError("--report needs plotly: pip install 'memonger[report]'")
+            raise MemongerError(
+                "--report needs plotly; in the clone of memonger, pip install '.[report]'"
+            )
         files.check_writable(keywords["report"])
         # The script may change the folder.
         keywords = {**keywords, "report": os.path.abspath(keywords["report"])}
@@ -57,7 +61,11 @@ def prepare(
         sys.argv = ["-m" if is_module else script, *arguments]
         sys.modules["__main__"] = main = ModuleType("__main__")
         vars(main).update(__builtins__=builtins, __loader__=BuiltinImporter, __annotations__={})
-        when_imported(lambda: memonger.enable(**keywords))
+
+        def begin() -> None:
+            memonger.enable(**keywords).command = command
+
+        when_imported(begin)
         try:
             start()
         except BudgetError as error:
@@ -77,16 +85,11 @@ def prepare(
 
 #: Options of `enable` alone.
 OF_SESSION = ("report", "check", "or_plain", "cache")
-#: Options of `plan` that `enable` lacks, for each bind has its own.
-OF_BINDS = dict.fromkeys(
-    "type_dict ctx devices grad_req until planner ntrial rules".split(),
-    "what is bound has it already, or give it to memonger.plan",
-)
 
 
 def check_options(keywords: Keywords) -> Options:
     """Check the options of ``memonger.enable``, as far as that needs no MXNet."""
-    _, how, _ = split_options("enable", keywords, OF_BINDS, OF_SESSION, has_shapes=False)
+    _, how, _ = split_options("enable", keywords, OF_SESSION, has_shapes=False)
     return read_options(**how)
 
 

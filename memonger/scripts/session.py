@@ -14,10 +14,10 @@ import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, MutableMapping, Sequence
 
 from memonger.api.plan import Plan, plan_of
-from memonger.api.report import check_report
+from memonger.api.report import check_report, ordered, write_report
 from memonger.gluon.cached_op import PlannedBlock
 from memonger.gluon.planning import plan_others
 from memonger.graph.forward import no_collection
@@ -27,10 +27,17 @@ from memonger.graph.operators.recompute import ANY, GPU
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.scripts import plan_cache
 from memonger.scripts.binds import plan_binds
+from memonger.scripts.optimizers import find_of_block, find_of_fit
 from memonger.scripts.run import check_options
 from memonger.solve.memory import measure
-from memonger.solve.options import Lent
-from memonger.solve.request import read_arguments, read_call, read_mxnet_variables
+from memonger.solve.options import (
+    Budget,
+    Lent,
+    Options,
+    bound_gpu,
+    measure_state_per_element,
+)
+from memonger.solve.request import Request, read_arguments, read_call, read_mxnet_variables
 from memonger.solve.solution import solve
 from memonger.support.allocator import trim_heap
 from memonger.support.cache import Latest
@@ -70,7 +77,11 @@ class Session:
     ----------
     plans : list of Plan
         A plan for each bind, and for each graph of a block.
+    command : str
+        That of ``memonger run``, which the report shows; '' where there is none.
     """
+
+    command = ""
 
     def __init__(
         self, options: Keywords, report: FilePath | None, check: bool, or_plain: bool, cache: bool
@@ -82,6 +93,7 @@ class Session:
             report = os.path.abspath(os.fsdecode(report))  # the script may change the folder
         self._report = report
         self.plans: list[Plan] = []
+        self._networks: dict[Plan, tuple[str, Budget | None]] = {}  # their names and budgets
         self._seconds = 0.0  # that planning took
         #: The pools of MXNet's executors, bytes, for those that are bound to share them.
         self.pools: MutableMapping[Executor, int] = weakref.WeakKeyDictionary()
@@ -122,7 +134,9 @@ class Session:
                 log.info(text, len(self.plans), figures, self._seconds)
                 if self._report is not None:
                     try:
-                        largest.report(self._report)
+                        name, budget = self._networks[largest]
+                        shown = ordered([largest], (), budget, name)
+                        write_report(self._report, replace(shown, command=self.command))
                     except Exception as error:  # the script ends as it would without a report
                         log.error("the report is not written: %s", error)
         finally:
@@ -131,8 +145,26 @@ class Session:
             package_log.setLevel(level)
 
     def _block(self, block: Block) -> PlannedBlock:
-        find = functools.partial(self._find, block.name, "Gluon")
+        find = functools.partial(self._find_of_block, weakref.ref(block))
         return PlannedBlock(block.name, self._options, self._budget, find)
+
+    def _find_of_block(  # type: ignore[misc]  # arguments of `plan` go through
+        self, reference: Callable[[], Block], net: Symbol, shapes: Keywords, **keywords: Any
+    ) -> Plan:
+        block = reference()
+        bound = self._bound(keywords["ctx"], lambda: find_of_block(block))
+        return self._find(block.name, "Gluon", net, shapes, **{**keywords, **bound})
+
+    def _bound(self, ctx: object, find_optimizer: Callable[[], object]) -> Keywords:
+        """Return the options, with what a budget of a device counts of the script's optimizer."""
+        options = bound_gpu(self._options, ctx)
+        if "device" not in (options.get("budget"), options.get("budget_of")):
+            return options
+        optimizer = options.get("optimizer") or find_optimizer()
+        with contextlib.suppress(MemongerError):  # an optimizer of the script's own
+            measure_state_per_element(optimizer)
+            options = {**options, "optimizer": optimizer}
+        return options
 
     def plan(self, symbol: Symbol, bind: Keywords, ctx: Context, shared: object) -> Plan | None:
         """Plan what is bound for training; None where it is already planned, or has marks.
@@ -143,7 +175,7 @@ class Session:
         if self._options.get("budget") == "device":
             devices = ctx
         if is_planned(symbol):
-            self._log_once(logging.INFO, symbol, "is left as it is: memonger has planned it")
+            self._log_once(logging.INFO, symbol, "is left as it is: already planned")
             return None
         if is_marked(symbol):
             requests = (read_call(net, ctx=ctx, **bind) for net in (symbol, clear(symbol)))
@@ -160,7 +192,8 @@ class Session:
             lent = Lent(shared.arena.nbytes, is_arena=True)
         elif pool is not None:
             lent = Lent(pool, is_arena=False)
-        keywords = {**bind, "ctx": devices, "lent": lent, **self._options}
+        bound = self._bound(devices, find_of_fit)
+        keywords = {**bind, "ctx": devices, "lent": lent, **bound}
         return self._find(_name_of(symbol), str(ctx), symbol, **keywords)
 
     def refuse(self, symbol: Symbol, reason: str) -> None:
@@ -194,7 +227,8 @@ class Session:
         # while another one trains with their parameters.
         with no_collection(), self._announced(place):
             try:
-                plan = self._kept_or_new(net, shapes, keywords, lent)
+                request, options = read_arguments("enable", net, shapes, keywords)
+                plan = self._kept_or_new(request, replace(options, lent=lent))
             except BudgetError as error:
                 if not self._or_plain:
                     raise
@@ -208,6 +242,7 @@ class Session:
             self._compare(name, net, plan)
         self._found.put(key, plan)
         self.plans.append(plan)
+        self._networks[plan] = name, options.budget
         self._seconds += seconds
         log.info("%s: %s; planned in %.1f s", place, self._figures(plan), seconds)
         return plan
@@ -225,11 +260,7 @@ class Session:
             timer.cancel()
 
     @trim_heap()
-    def _kept_or_new(
-        self, net: Symbol, shapes: object, keywords: Keywords, lent: Lent | None
-    ) -> Plan:
-        request, options = read_arguments("enable", net, shapes, keywords)
-        options = replace(options, lent=lent)
+    def _kept_or_new(self, request: Request, options: Options) -> Plan:
         file = plan_cache.file_of(request, options) if self._cache else None
         plan = plan_cache.read(file, request) if file is not None else None
         if plan is None:
@@ -251,7 +282,8 @@ class Session:
     def _figures(self, plan: Plan) -> str:
         """Write the memory that the budget bounds, and the time that a plan adds."""
         before, after = plan.unplanned_bytes, plan.pool_bytes
-        if self._budget is not None and self._budget.of == "device":
+        _, budget = self._networks[plan]
+        if budget is not None and budget.of == "device":
             before, after = plan.unplanned_device_bytes, plan.device_bytes
         text = format_size(before)
         if plan.pool_bytes < plan.unplanned_bytes:
@@ -259,8 +291,8 @@ class Session:
             text += f", {100 * plan.time_overhead:.0f} % of a step's time added"
         else:
             text += f", as it is{plan.declined and ': '}{plan.declined}"
-        if self._budget is not None:
-            text += f", within the budget of {self._options['budget']}"
+        if budget is not None:
+            text += f", within the budget of {self._options['budget']}{budget.beside}"
         return text
 
     def _compare(self, name: str, network: Symbol, plan: Plan) -> None:
@@ -333,8 +365,10 @@ def enable(  # type: ignore[misc]  # options of `plan` go through
     ----------
     **options
         As `plan` takes them: ``how``, ``work``, ``budget``, ``slower_than``,
-        ``budget_of``, ``optimizer``, ``measure``, ``gpu``, ``patience``, ``keep``, ``recompute``. A
-        network that has no operator of a pattern trains without a plan.
+        ``budget_of``, ``optimizer``, ``measure``, ``gpu``, ``patience``, ``keep``, ``recompute``.
+        On a GPU a budget in bytes bounds the device, with the optimizer of the script's ``fit`` or
+        ``Trainer``, unless ``budget_of='pool'`` is given. A network that has no operator of a
+        pattern trains without a plan.
     report : str or path, optional
         Where a page of the largest network is written at the end.
     check : bool

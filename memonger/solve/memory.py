@@ -33,7 +33,7 @@ class Memory:
     """The memory of a training step of a network, with its marks or its schedule."""
 
     replay: Replay
-    #: The pool that MXNet reports after a bind, in whole MB rounded down; without a bind the
+    #: The pool that MXNet reports after a bind, in whole MiB rounded down; without a bind the
     #: replay's.
     bound: int
     inexact: tuple[str, ...]  # why the replay may differ from MXNet
@@ -43,7 +43,7 @@ class Memory:
     def why_inexact(self) -> str:
         """Why the replay is not exact; empty if it is."""
         replayed = self.replay.pool_bytes // MB
-        differs = f"memonger predicts {replayed} MB and MXNet plans {self.bound} MB"
+        differs = f"memonger predicts {replayed} MiB and MXNet plans {self.bound} MiB"
         return "; ".join(self.inexact) or (differs if replayed != self.bound else "")
 
     @property
@@ -54,7 +54,7 @@ class Memory:
     def counted_bytes(self) -> int:
         """The pool in bytes as MXNet counts it: 4 bytes an element.
 
-        Where the replay differs, it is the nearest number of bytes that rounds down to the MB that
+        Where the replay differs, it is the nearest number of bytes that rounds down to the MiB that
         MXNet reports.
         """
         return min(max(self.replay.pool_bytes, self.bound * MB), self.bound * MB + MB - 1)
@@ -205,5 +205,6 @@ def find_wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, 
 def count_state_bytes(budget: Budget, graph: ForwardGraph, request: Request) -> int:
     """Count the bytes of the optimizer's state, which a budget of the device includes."""
     wanted, inputs = find_wanted(graph, request.grad_req), request.spec.shapes
-    learned = [a for a in wanted if graph.nodes[a].name not in inputs]
+    # Gluon and ``bind`` give the shapes of parameters too.
+    learned = [a for a in wanted if graph.nodes[a].name not in inputs] or wanted
     return round(budget.state * sum(graph.tensors[a][0].elements for a in learned))

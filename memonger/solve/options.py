@@ -9,11 +9,11 @@ from __future__ import annotations
 import numbers
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable
 
 from memonger.costs.time.gpus import GPUS, USUAL
 from memonger.support.checks import check_count, check_number, did_you_mean
-from memonger.support.errors import MemongerError
+from memonger.support.errors import MemongerError, format_size
 from memonger.support.removed import refuse_removed
 from memonger.support.types import Keywords, NDArray
 
@@ -22,6 +22,8 @@ STRATEGIES = ("schedule", "marks", AUTO)
 PLANNERS = ("smallest", "chen2016")
 KNEE = "knee"
 
+OF_FIRST_CALL = "the plan is made at the first call under autograd.record(), for its inputs"
+ROOM = 2**30  # bytes of a GPU that a budget leaves to CUDA's context and cuDNN
 UNITS = {"B": 1, **{prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)}}
 UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
 
@@ -41,21 +43,51 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "how": (
         STRATEGIES,
         None,
-        "schedule: recompute as often as it pays; marks: at most once; auto (default): schedule "
-        "where possible",
+        "schedule: recompute as often as it pays; marks: at most once, and files keep them; auto "
+        "(default): schedule where possible",
     ),
     "work": (float, "TIMES", "limit of a step's forward work, in forward passes (default: none)"),
     "budget": (str, "MEMORY", "6GB, 6GiB, bytes, 60%% of the memory without a plan, device, knee"),
     "slower_than": (float, "TIMES", "limit of a step's time: 1.2 is a fifth more than without"),
-    "budget_of": (("pool", "device"), None, "limit MXNet's pool (default), or the whole device"),
-    "optimizer": (str, "NAME", "with --budget-of device: adam, or sgd,momentum=0.9"),
+    "budget_of": (
+        ("pool", "device"),
+        None,
+        "what a budget limits: MXNet's pool, or the whole device (default of run and batch on a "
+        "GPU, and with --optimizer)",
+    ),
+    "optimizer": (str, "NAME", "optimizer whose state counts too: adam, or sgd,momentum=0.9"),
     "measure": (bool, None, "measure operators on the device instead of predicting their times"),
     "gpu": (str, "NAME", "GPU whose data sheet predicts times: V100, T4, A100 ..."),
-    "patience": (float, "TIMES", "length of the search (default: 1, or 0.05 under 16 MB)"),
+    "patience": (float, "TIMES", "length of the search (default: 1, or 0.05 under 16 MiB)"),
 }
 NAMES = (*OPTIONS, "grad_req", "until", "planner", "ntrial", "rules")  # all options of ``plan``
+#: Call -> the options of ``plan`` that it does not take, and what to do instead.
+LACKS = {
+    "frontier": dict.fromkeys(
+        ("work", "budget", "slower_than", "budget_of", "optimizer", "planner", "rules"),
+        "give it to memonger.plan, for one plan",
+    ),
+    "largest_batch": dict.fromkeys(
+        "work slower_than planner rules until keep recompute devices".split(),
+        "give it to memonger.plan, at one batch",
+    ),
+    "enable": dict.fromkeys(
+        "type_dict ctx devices grad_req until planner ntrial rules".split(),
+        "what is bound has it already, or give it to memonger.plan",
+    ),
+    "memonger.gluon.plan": {
+        **dict.fromkeys(("shapes", "type_dict"), OF_FIRST_CALL),
+        "grad_req": "set it on the parameters: net.collect_params().setattr('grad_req', ...)",
+        "devices": "each device's part of the batch is a call of the block",
+    },
+}
 #: Options that describe the network; the others say how to plan it.
 OF_NETWORK = ("type_dict", "grad_req", "ctx", "until", "keep", "recompute", "devices")
+
+
+def options_of(call: str) -> tuple[str, ...]:
+    """List the options that the command has of a call that plans."""
+    return tuple(name for name in OPTIONS if name not in LACKS.get(call, {}))
 
 
 def flag_of(name: str) -> str:
@@ -69,11 +101,7 @@ def variable_of(name: str) -> str:
 
 
 def split_options(
-    call: str,
-    keywords: Keywords,
-    lacks: Mapping[str, str],
-    others: Iterable[str] = (),
-    has_shapes: bool = True,
+    call: str, keywords: Keywords, others: Iterable[str] = (), has_shapes: bool = True
 ) -> tuple[Keywords, Keywords, Keywords]:
     """Split keywords into options of the network, options of the planning, and shapes of inputs.
 
@@ -83,8 +111,6 @@ def split_options(
         The name of the call, for messages.
     keywords : mapping
         The keywords of the call.
-    lacks : mapping
-        Options of `plan` that the call does not take -> what to do instead.
     others : iterable of str
         Options of the call that `plan` does not take, to suggest them for a misspelt name.
     has_shapes : bool
@@ -93,8 +119,9 @@ def split_options(
     Raises
     ------
     MemongerError
-        If an option is unknown or was removed, or the call does not take it.
+        If an option is unknown or was removed, or if the call does not take it (`LACKS`).
     """
+    lacks = LACKS.get(call, {})
     for name, value in keywords.items():
         refuse_removed(f"{name}=")
         if name in lacks:
@@ -221,10 +248,36 @@ class Budget:
     is_share: bool
     of: str  # 'pool' (``Plan.pool_bytes``) or 'device' (``Plan.device_bytes`` and ``state``)
     state: float  # bytes of the optimizer's state for each element of a parameter
+    room: int = 0  # bytes of the amount that are left to CUDA and cuDNN
 
-    def limit(self, unplanned: int) -> int:
+    def limit(self, unplanned: int = 0) -> int:
         """Return the budget in bytes; ``unplanned`` is the memory without a plan in bytes."""
-        return int(self.amount * unplanned if self.is_share else self.amount)
+        return int(self.amount * unplanned if self.is_share else self.amount - self.room)
+
+    @property
+    def beside(self) -> str:
+        """Describe for a message what a budget of a GPU leaves to others; '' for other budgets."""
+        if not self.room:
+            return ""
+        each = f"{self.state:g} bytes a parameter" if self.state else "none"
+        return (
+            f"; {format_size(self.room)} of a GPU are left to CUDA and cuDNN, and {each} to the "
+            "state of an optimizer"
+        )
+
+
+def bound_gpu(keywords: Keywords, ctx: object) -> Keywords:
+    """Return the keywords, of which a budget in bytes bounds a GPU as a whole by default."""
+    budget = keywords.get("budget")
+    if budget is None or keywords.get("budget_of") is not None or not _is_gpu(ctx):
+        return keywords
+    names_bytes = not isinstance(budget, str) or budget.strip().lower() not in (KNEE, "device")
+    is_bytes = names_bytes and not _read_amount(budget)[1]
+    return {**keywords, "budget_of": "device"} if is_bytes else keywords
+
+
+def _is_gpu(ctx: object) -> bool:
+    return getattr(ctx, "device_type", ctx) == "gpu"
 
 
 def read_budget(budget: object, of: str | None, optimizer: object, ctx: object) -> Budget | None:
@@ -235,17 +288,22 @@ def read_budget(budget: object, of: str | None, optimizer: object, ctx: object) 
         if of is not None or optimizer is not None:
             raise MemongerError("budget_of= and optimizer= need a budget; give budget= too")
         return None
-    if isinstance(budget, str) and budget.strip().lower() == "device":
-        if of == "pool":
-            raise MemongerError("budget='device' limits the memory of the GPU; leave budget_of out")
-        return Budget(read_free_bytes(ctx), False, "device", measure_state_per_element(optimizer))
-    if optimizer is not None and of != "device":
-        raise MemongerError("optimizer= needs budget_of='device'; give both")
-    amount, is_share = _read_amount(budget)
+    is_free = isinstance(budget, str) and budget.strip().lower() == "device"
+    if of == "pool" and (is_free or optimizer is not None):
+        option = "budget='device'" if is_free else "optimizer="
+        raise MemongerError(f"{option} is of all that the GPU holds; leave out budget_of='pool'")
+    amount, is_share = (read_free_bytes(ctx), False) if is_free else _read_amount(budget)
     if not (0 < amount <= 1 if is_share else 1 <= amount <= 2**63):
         allowed = "must be at least one byte and no more than 2**63 bytes, or a share up to 1"
         raise MemongerError(f"budget={budget!r} {allowed} (100 %); give bytes as an int")
-    return Budget(float(amount), is_share, of or "pool", measure_state_per_element(optimizer))
+    of = of or ("pool" if optimizer is None and not is_free else "device")
+    room = ROOM if of == "device" and not is_share and (is_free or _is_gpu(ctx)) else 0
+    if room >= amount:
+        raise MemongerError(
+            f"budget={budget!r} leaves nothing: {format_size(room)} of a GPU are for CUDA's "
+            "context and cuDNN; give more, or budget_of='pool' to bound MXNet's pool alone"
+        )
+    return Budget(float(amount), is_share, of, measure_state_per_element(optimizer), room)
 
 
 def _read_amount(budget: object) -> tuple[float, bool]:

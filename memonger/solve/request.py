@@ -101,17 +101,18 @@ def read_call(
     devices: int = 1,
 ) -> Request:
     """Check the network of a call, with its marks; arguments are those of ``memonger.plan``."""
-    symbol, place = inputs.check_symbol(net), inputs.read_devices(ctx)
+    names = [*dict(inputs.read_pairs(shapes, {}, {})), *(input_shapes or {})]
+    symbol, place = inputs.check_symbol(inputs.trace(net, names)), inputs.read_devices(ctx)
     spec = inputs.read_shapes(symbol, shapes, input_shapes or {}, type_dict, devices)
     return Request(symbol, spec, inputs.read_grad_req(symbol.list_arguments(), grad_req), place)
 
 
 def read_arguments(
-    call: str, net: object, shapes: object, keywords: Keywords, lacks: Mapping[str, str] = {}
+    call: str, net: object, shapes: object, keywords: Keywords
 ) -> tuple[Request, Options]:
     """Check the arguments of a call that plans; ``keywords`` are those of ``memonger.plan``."""
-    of_network, how, input_shapes = split_options(call, keywords, lacks)
-    options = read_options(ctx=of_network.get("ctx"), **how)
+    of_network, how, input_shapes = split_options(call, keywords)
+    options = read_options(ctx=inputs.read_devices(of_network.get("ctx")), **how)
     return read_request(net, shapes, input_shapes, **of_network), options
 
 

@@ -336,15 +336,15 @@ def _confirm(strategy: Strategy, plan: Candidate) -> Solution:
         symbol, memory = marks.clear(strategy.request.symbol), unplanned
     else:
         plan, symbol, memory = strategy.bind_plan(plan)
-        log.info("Find best plan with cost=%s MB", memory.bound)
+        log.info("Find best plan with cost=%s MiB", memory.bound)
         request = strategy.request
         is_on_gpu = request.device.device_type == GPU  # then the bind was with fusion
         if plan.schedule is None and fuses(request.targets) and not is_on_gpu:
             warnings.append(WITHOUT_FUSION)
     if unplanned.exact and not memory.inexact and not memory.exact:
         replayed = memory.replay.pool_bytes
-        text = f"the memory of this {strategy.noun} was predicted as {replayed / MB:.1f} MB, but "
-        warnings.append(text + f"MXNet plans {memory.bound} MB; the plan reports MXNet's figure")
+        text = f"the memory of this {strategy.noun} was predicted as {replayed / MB:.1f} MiB, but "
+        warnings.append(text + f"MXNet plans {memory.bound} MiB; the plan reports MXNet's figure")
     costs = {"no plan": unplanned.counted_bytes, plan.origin: memory.counted_bytes}
     is_fastest = plan.added_time is not None
     if not is_fastest:
@@ -468,8 +468,9 @@ def _describe_too_little(strategy: Strategy, limit: int, plans: Sequence[Candida
     memory = min((m for m in (smallest, unplanned) if m is not None), key=strategy.count_bytes)
     nbytes, pool = strategy.count_bytes(memory), memory.pool_bytes
     of, more = ("", "") if work is None else (f" with work={work:g}", " or more work")
-    text = f"no plan{of} was found that needs at most {format_bytes(limit)}; the smallest needs "
-    text += f"{format_bytes(nbytes)}; give more memory{more}."
+    beside = strategy.options.budget.beside if strategy.options.budget else ""
+    text = f"no plan{of} was found that needs at most {format_bytes(limit)}{beside}; the smallest "
+    text += f"needs {format_bytes(nbytes)}; give more memory{more}."
     most = int(memory.live[memory.peak])
     # A schedule may keep results in the arrays of gradients, outside of the pool.
     if 0 < most <= pool:

@@ -115,7 +115,7 @@ class _BaseStrategy:
         """The memory of the network without a plan, confirmed by one bind."""
         memory = confirm(self.predicted_unplanned, self.request.symbol, self.request)
         if not memory.exact:
-            log.info("the memory of plans is known to the MB only, because %s", memory.why_inexact)
+            log.info("the memory of plans is known to the MiB only, because %s", memory.why_inexact)
         return memory
 
     @functools.cached_property
@@ -200,7 +200,7 @@ class Marks(_BaseStrategy):
         with progress_bar() as progress:
             searched = smallest(hints, rules, seconds, ntrial, effort=effort, progress=progress)
         for name, counted in searched.costs.items():
-            log.info("%s: %.1f MB", name, counted / MB)
+            log.info("%s: %.1f MiB", name, counted / MB)
         return searched
 
     def search_pareto_front(self) -> SearchResult:
@@ -249,7 +249,7 @@ class Original(Marks):
         try:
             with progress_bar() as progress:
                 for trial in chen2016.search(self.graph, self.hints, count_mb, ntrial):
-                    log.info("Search threshold=%d MB, cost=%d MB", trial.threshold, trial.cost)
+                    log.info("Search threshold=%d MiB, cost=%d MiB", trial.threshold, trial.cost)
         except KeyboardInterrupt:
             if not trials:
                 raise
@@ -258,7 +258,7 @@ class Original(Marks):
         mask = self.rules.apply(mask)
         after = self.rules.replay(mask).pool_bytes
         if self.options.rules:
-            log.info("cost=%s MB before the rules, %s MB with them", before, after // MB)
+            log.info("cost=%s MiB before the rules, %s MiB with them", before, after // MB)
         return SearchResult([Candidate(after, 0.0, MarkPlan(mask), "chen2016")], interrupted)
 
 

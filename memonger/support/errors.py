@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-KB, MB = 2**10, 2**20
+KB, MB, GB = 2**10, 2**20, 2**30
 MISTAKE = 2  # exit status of the command after a mistake of the user
 INTERRUPTED = "interrupted before anything was found"
 
@@ -59,5 +59,7 @@ def mxnet_message(error: BaseException | str) -> str:
 
 
 def format_size(nbytes: float) -> str:
-    """Return a size as text: in MB (2**20 bytes), below one MB in KB (2**10 bytes)."""
-    return f"{nbytes / KB:.1f} KB" if abs(nbytes) < MB else f"{nbytes / MB:.1f} MB"
+    """Return bytes as text in KiB, MiB or GiB (2**10, 2**20, 2**30 bytes): '806.0 MiB'."""
+    if abs(nbytes) < MB:
+        return f"{nbytes / KB:.1f} KiB"
+    return f"{nbytes / MB:.1f} MiB" if abs(nbytes) < 10 * GB else f"{nbytes / GB:.2f} GiB"

@@ -51,7 +51,9 @@ TRIED, TOO_NEW = ("1.6.0", "1.7.0", "1.8.0", "1.9.0", "1.9.1"), (2, 0, 0)
 
 log = logging.getLogger("memonger")
 
-INSTALL = "pip install 'memonger[cpu]', or 'memonger[cu112]' for a machine with an NVIDIA GPU"
+INSTALL = (
+    "in the clone of memonger, pip install '.[cpu]', or '.[cu112]' for a machine with an NVIDIA GPU"
+)
 
 
 def _variable(name: str, default: str, parse: Callable[[str], T]) -> T:
@@ -264,11 +266,12 @@ def _explain(error: BaseException) -> str:
     if library == "libcuda.so.1":
         return (
             f"{build} is installed, but this machine has no NVIDIA driver (libcuda.so.1); install "
-            f"the driver, or use the CPU build: pip uninstall -y {build} && pip install "
-            "'memonger[cpu]'"
+            "the driver, or use the CPU build, in the clone of memonger: "
+            f"pip uninstall -y {build} && pip install '.[cpu]'"
         )
     if library in [soname for _, soname in CUDA_LIBRARIES]:
-        return f"{build} needs {library}; pip install 'memonger[cu112]' brings the CUDA libraries"
+        remedy = "in the clone of memonger, pip install '.[cu112]' brings the CUDA libraries"
+        return f"{build} needs {library}; {remedy}"
     of_arm = re.search(r"lib(armpl|amath|astring)\w*\.so", str(error))
     if of_arm:
         return (

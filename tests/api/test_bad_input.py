@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 from memonger.solve.options import (
     NAMES,
+    ROOM,
     Budget,
     Options,
+    bound_gpu,
     measure_state_per_element,
     read_budget,
+    read_options,
 )
 from mxnet.contrib import amp
 
@@ -38,7 +41,7 @@ def typed(types: Any) -> Callable[[Any], Any]:
 
 #: What is done, and what is said of it.
 MISTAKES: list[tuple[Callable[[Any], Any], list[str]]] = [
-    (lambda f: f(net()), ["'data'", "data=(...)", "shapes={"]),
+    (lambda f: f(net()), ["needed: 'data'; give", "data=(...)", "shapes={", "--shape"]),
     (lambda f: f(net(), dat=(2, 3, 8, 8)), ["'dat'", "did you mean 'data'"]),
     (
         lambda f: f(net(), zzz=(2, 3)),
@@ -78,7 +81,11 @@ MISTAKES: list[tuple[Callable[[Any], Any], list[str]]] = [
     (typed({"data": "f4,,"}), ["'data'", "'f4,,' is not a type"]),
     (typed({"data": "complex64"}), ["'data'", "MXNet has no type complex64"]),
     (typed({"daat": "float32"}), ["'daat'", "did you mean 'data'"]),
-    (lambda f: f(mx.gluon.nn.Dense(3), data=(2, 3)), ["Gluon", "mx.sym.var('data')"]),
+    (lambda f: f(mx.gluon.nn.Dense(3)), ["is a Gluon block; give the shapes", "data=(32,"]),
+    (
+        lambda f: f(mx.gluon.nn.Dense(3), a=(2, 3), b=(2, 3)),
+        ["(Dense) cannot be called on the symbols a, b", "make it a HybridBlock"],
+    ),
     (lambda f: f(mx.mod.Module(net()), **SHAPES), ["Module", "its symbol"]),
     (lambda f: f("resnet", **SHAPES), ["mx.sym.Symbol", "'resnet'"]),
     (lambda f: f([net(), net()], **SHAPES), ["2 symbols", "mx.sym.Group"]),
@@ -146,10 +153,10 @@ MISUSE: list[tuple[dict[str, Any], list[str]]] = [
     ({"budget": "6G"}, ["'6G'", "unknown unit 'G'", "GiB"]), ({"budget": "6"}, ["'6'", "'6GiB'"]),
     ({"budget": "101%"}, ["'101%'", "100 %"]), ({"budget": "-3MB"}, ["'-3MB'"]),
     ({"budget": [1]}, ["[1]"]), ({"budget": "device"}, ["ctx=mx.gpu(0)"]),
-    ({"budget": "device", "budget_of": "pool"}, ["leave budget_of out"]),
+    ({"budget": "device", "budget_of": "pool"}, ["budget='device' is of", "leave out budget_of"]),
     ({"budget": "60%", "budget_of": "gpu"}, ["'pool' or 'device', not 'gpu'"]),
     ({"budget_of": "device"}, ["give budget= too"]), ({"optimizer": "adam"}, ["give budget= too"]),
-    ({"budget": "60%", "optimizer": "adam"}, ["budget_of='device'"]),
+    ({"budget": "60%", "optimizer": "adam", "budget_of": "pool"}, ["optimizer= is of all"]),
     ({**OF_DEVICE, "optimizer": "adaam"}, ["adaam"]),
     ({**OF_DEVICE, "optimizer": ("sgd", {"momentun": 1})}, ["momentun"]),
     ({**OF_DEVICE, "optimizer": (5, {})}, ["cannot be made"]),
@@ -355,6 +362,21 @@ def test_the_state_of_an_optimizer_is_counted_by_element() -> None:
 
 def test_a_budget_of_the_device_is_what_is_free_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
-    free = {0: (100, 1000), 1: (200, 1000)}
+    free = {0: (2**29, 2**33), 1: (2**32, 2**33)}
     monkeypatch.setattr(mx.context, "gpu_memory_info", free.__getitem__)
-    assert read_budget("device", None, "adam", mx.gpu(1)) == Budget(200, False, "device", 8.0)
+    budget = read_budget("device", None, "adam", mx.gpu(1))
+    assert budget == Budget(2**32, False, "device", 8.0, ROOM) and budget.limit() == 2**32 - ROOM
+    with pytest.raises(memonger.MemongerError, match=r"leaves nothing: 1024\.0 MiB of a GPU"):
+        read_budget("device", None, None, mx.gpu(0))
+
+
+def test_a_budget_in_bytes_bounds_the_device_where_it_is_a_gpu() -> None:
+    """Of a call that bounds it by default: room for CUDA and cuDNN is taken off, and said."""
+    for ctx, of, room in (("any", "pool", 0), (mx.cpu(), "pool", 0), ("gpu", "device", ROOM)):
+        options = read_options(ctx=ctx, **bound_gpu({"budget": "8GB"}, ctx))
+        assert options.budget == Budget(8e9, False, of, 0.0, room)
+        assert options.budget.limit() == 8 * 10**9 - room
+        assert ("1024.0 MiB of a GPU are left to CUDA" in options.budget.beside) == bool(room)
+    for kept in ({"budget": "60%"}, {"budget": "knee"}, {"budget": 0.5}, {"budget_of": "pool"}, {}):
+        keywords = {"budget": "8GB", **kept} if "budget_of" in kept else kept
+        assert bound_gpu(keywords, "gpu") == keywords

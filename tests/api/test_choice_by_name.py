@@ -150,7 +150,7 @@ def test_what_cannot_be_recomputed_is_told(caplog: pytest.LogCaptureFixture) -> 
     whole = memonger.plan(symbol, {"data": (64, 64)}, recompute="*", how="marks")
     assert "it is an output" in whole.unmet["softmax"]
     choices = {t.name: t for t in plan.explain().tensors}
-    assert choices["tanh2"].why == "rule" and choices["tanh2"].reason == "keep= names it"
+    assert choices["tanh2"].why == "you" and choices["tanh2"].reason == "keep= names it"
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,9 @@ def test_report_writes_the_plan_that_is_printed_beside_others(
     assert bool(data["budget"]) == ("--budget" in more)
     if more == ON_DEVICE:
         words = chosen["command"].split()
-        limit = int(words[words.index("--budget") + 1])  # in the command it is one of the pool
+        limit = int(
+            words[words.index("--budget") + 1].rstrip("B")
+        )  # in the command it is one of the pool
         assert data["budget"]["of"] == "device" and limit == chosen["figures"]["pool_bytes"]
         assert chosen["figures"]["device_bytes"] <= data["budget"]["bytes"] < 20e6
     assert "original" in {plan["kind"] for plan in data["plans"]} and len(data["plans"]) > 3
@@ -235,6 +237,11 @@ MISTAKES = [
     ("explain {net} --shape data=4,64 --budget-of device", "--budget-of is for a plan; give"),
     ("explain {net} --shape data=4,64 --measure", "--measure is for a plan"),
     ("batch {net} --shape data=N,64", "--budget"),
+    ("batch {net} --budget 9MB", "--shape data=N,"),
+    ("plan {net}", "inputs are needed: 'data'; give them as data=(...)"),
+    ("plan {net}", "(in a shell: --shape data=...)"),
+    ("plan {net} --shape data=4,64 --budget 60", "60 needs a unit: 60MB, 60B, or 60%"),
+    ("run --budget 6000 train.py", "6000 needs a unit: 6000MB"),
     ("report {net} --shape data=4,64", "-o"),
     ("plan {net} --budget 60% --optimizer sgd,momentum", "written as sgd,momentum=0.9"),
     ("plan {net} --shape data=4,64 --shape label=5,64", "do not fit"),
@@ -255,8 +262,8 @@ PLACES = [
 ]
 #: And where there is no plotly.
 PAGES = [
-    ("report {net} -o {folder}/r.html", "memonger[report]"),
-    ("batch {net} --budget 20MB --report {folder}/r.html", "memonger[report]"),
+    ("report {net} -o {folder}/r.html", "pip install '.[report]'"),
+    ("batch {net} --budget 20MB --report {folder}/r.html", "pip install '.[report]'"),
 ]
 
 
@@ -324,8 +331,8 @@ def test_plan_checks_the_share_of_one_device_and_tells_a_difference_by_its_statu
     assert checked_shapes == {"data": (32, 64), "label": (32, 64)}
 
 
-def test_small_networks_are_told_in_kb(capsys: Any, tmp_path: Path) -> None:
-    """Without operators, and with sizes below one MB."""
+def test_small_networks_are_told_in_kib(capsys: Any, tmp_path: Path) -> None:
+    """Without operators, and with sizes below one MiB."""
     file = str(tmp_path / "net-symbol.json")
     mx.sym.Variable("x").save(file)
     status, printed, _ = run(capsys, "explain", file, "--shape", "x=2,3")
@@ -334,7 +341,7 @@ def test_small_networks_are_told_in_kb(capsys: Any, tmp_path: Path) -> None:
     pool = memonger.pool_bytes(mx.sym.load(file), data=(4, 8), label=(4, 8))
     for verb in ("explain", "plan"):
         status, printed, _ = run(capsys, verb, file, "--shape", "data=4,8")
-        assert status == 0 and f"{pool / 1024:.1f} KB" in printed and " MB" not in printed
+        assert status == 0 and f"{pool / 1024:.1f} KiB" in printed and " MiB" not in printed
 
 
 def test_what_a_custom_operator_says_is_in_the_message(capsys: Any) -> None:
@@ -403,7 +410,8 @@ def test_help_imports_nothing_heavy_and_needs_no_mxnet(arguments: Any, tmp_path:
     (tmp_path / "mxnet.py").write_text("raise ImportError('not here')")
     status, _, error = ended("-c", LIGHT, *arguments, path=tmp_path)
     assert status == (0 if arguments else 2), error
-    assert arguments or error.startswith("memonger: the following arguments are required: VERB")
+    verbs = "memonger: a verb is needed: run, plan, frontier, report, batch, explain, check; see"
+    assert arguments or error.startswith(verbs)
 
 
 def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_what_was_found_is_returned_with_a_warning_and_not_remembered(
     assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=shapes)
     (message,) = [message for message in caplog.messages if warning in message]
     if warning == SMALLEST:
-        assert f"{plan.counted_bytes / MB:.1f} MB" in message and "interrupted" in str(plan)
+        assert f"{plan.counted_bytes / MB:.1f} MiB" in message and "interrupted" in str(plan)
     if call == "frontier":
         first = "no recomputation" if plan.schedule else "no plan"
         assert plans[0].planner == first and len(plans) > 1

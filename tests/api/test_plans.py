@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import pickle
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from memonger.solve.strategies import Marks, Schedules
 from memonger.support.errors import format_size
 
 import networks
+from blocks import TwoInputs
 from networks.mixed import KINDS
 from planned import as_module, marked, nodes
 
@@ -68,7 +70,7 @@ def test_a_small_network_is_planned_with_little_effort(
     caplog.set_level(logging.INFO, "memonger")
     how = {Marks: "marks", Schedules: "schedule"}[kind]
     small = memonger.plan(*networks.chain(16, hidden=64, batch=512), how=how)
-    text = "the network takes %s without a plan, less than 16.0 MB: planning with patience=0.05"
+    text = "the network takes %s without a plan, less than 16.0 MiB: planning with patience=0.05"
     assert text % format_size(small.unplanned_bytes) in caplog.text
     assert small.recomputed and "patience" not in small.options
     short = memonger.plan(*networks.chain(16, hidden=64, batch=512), how=how, patience=0.05)
@@ -105,16 +107,17 @@ def test_recomputed_work_is_counted_by_operator() -> None:
 def test_a_plan_prints_what_counts_is_frozen_and_pickles() -> None:
     plan = memonger.plan(net(), SHAPES, how="marks")
     text = str(plan)
-    device = f"{plan.device_bytes / MB:.1f} MB of a GPU, {plan.unplanned_device_bytes / MB:.1f} MB"
+    device = f"{plan.device_bytes / MB:.1f} MiB, "
+    device += f"{plan.unplanned_device_bytes / MB:.1f} MiB"
     for words in (
-        f"before     {plan.unplanned_bytes / MB:.1f} MB",
-        f"after      {plan.pool_bytes / MB:.1f} MB",
-        f"floor      {plan.floor_bytes / MB:.1f} MB",
+        f"before     {plan.unplanned_bytes / MB:.1f} MiB",
+        f"after      {plan.pool_bytes / MB:.1f} MiB",
+        f"floor      {plan.floor_bytes / MB:.1f} MiB",
         "the gradient of ",
         plan.slowest,
         device + " without",
         f"{len(plan.recomputed)} of 25 operators",
-        f"{100 * plan.recompute_overhead:.0f} % of the forward pass is recomputed",
+        f"{100 * plan.recompute_overhead:.0f} % of the forward FLOPs are recomputed",
         plan.planner,
     ):
         assert words in text, text
@@ -199,11 +202,11 @@ def test_a_network_that_cannot_be_replayed_has_the_figures_of_a_bind(
     symbol, shapes = networks.resnet((2, 2, 2, 2), batch=8)
     caplog.set_level("INFO", "memonger")
     plan = memonger.plan(symbol, shapes, how="marks")
-    assert not plan.exact and "known to the MB" in str(plan)
+    assert not plan.exact and "known to the MiB" in str(plan)
     assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=shapes)
     assert plan.peak_bytes <= plan.pool_bytes < plan.device_bytes
     assert plan.recomputed and plan.pool_bytes < plan.unplanned_bytes
-    assert "known to the MB only" in caplog.text and "NNVM_EXEC_NUM_TEMP" in caplog.text
+    assert "known to the MiB only" in caplog.text and "NNVM_EXEC_NUM_TEMP" in caplog.text
 
 
 def test_no_pool_is_told_smaller_than_what_is_alive_in_it() -> None:
@@ -393,7 +396,7 @@ def test_the_figures_of_a_schedule_do_not_contradict_one_another() -> None:
     symbol, shapes = networks.chain(12, hidden=512, batch=4096)
     plan = memonger.plan(symbol, shapes, how="schedule", patience=0.02)
     assert plan.recomputed
-    number = re.compile(r"\b\d+(?:\.\d)?(?= MB| %)")
+    number = re.compile(r"\b\d+(?:\.\d)?(?= MiB| %)")
     lines = ([float(n) for n in number.findall(line)] for line in str(plan).splitlines())
     before, after, saved, floor, device, *_ = lines
     (whole,) = before
@@ -403,3 +406,30 @@ def test_the_figures_of_a_schedule_do_not_contradict_one_another() -> None:
     assert device[1] > whole and device[1] > device[0] > after[0]
     # Blocks are rounded up, so that a device may have to give more.
     assert device[1] - device[0] == pytest.approx(saved[0], rel=0.1)
+
+
+def test_calls_take_a_gluon_block_by_the_shapes_of_its_inputs() -> None:
+    """In the order of its call; the block stays as it is, and need not be initialized."""
+    block, shapes = TwoInputs(prefix="net_"), {"x": (64, 20), "y": (64, 10)}
+    first, others = block(S.var("x"), S.var("y"))
+    symbol, quick = S.Group([first, *others]), partial(memonger.frontier, patience=0.02)
+    for call in (memonger.plan, memonger.explain):
+        assert str(call(block, shapes)) == str(call(symbol, shapes))
+    pools = (memonger.pool_bytes(each, shapes=shapes) for each in (block, symbol))
+    assert next(pools) == next(pools)
+    assert str(quick(block, shapes)) == str(quick(symbol, shapes))
+    largest = partial(memonger.largest_batch, budget="1MB", patience=0.02)
+    batches = [largest(each, {"x": (None, 20), "y": (None, 10)}).batch for each in (block, symbol)]
+    assert batches[0] == batches[1] > 1
+    planned = memonger.plan(block, shapes, how="marks").symbol
+    assert memonger.check(block, planned, shapes) and block._cached_op is None
+
+
+def test_a_block_of_numpy_arrays_is_planned_as_its_symbol() -> None:
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        block = mx.gluon.nn.HybridSequential()
+        for _ in range(3):
+            block.add(mx.gluon.nn.Dense(8, activation="tanh"))
+        symbol = block(S.var("data").as_np_ndarray())
+        for call in (memonger.plan, memonger.explain):
+            assert str(call(block, data=(16, 4))) == str(call(symbol, data=(16, 4)))

@@ -59,7 +59,7 @@ def test_figures_in_a_page_are_those_of_the_plans(chain: Any, tmp_path: Path) ->
     times = [entry["figures"]["time_overhead"] for entry in data["plans"]]
     assert times == sorted(times)
     limit = int(0.6 * plans[0].unplanned_bytes)
-    assert data["budget"] == {"bytes": limit, "of": "pool", "state": 0}
+    assert data["budget"] == {"bytes": limit, "of": "pool", "state": 0, "room": 0}
     chosen = data["plans"][data["chosen"]]["figures"]["pool_bytes"]
     assert chosen == next(p.pool_bytes for p in plans if p.pool_bytes <= limit)
 
@@ -119,7 +119,7 @@ def test_a_budget_of_the_device_leaves_out_the_optimizers_state(
     plans.report(tmp_path / "plans.html", **options)
     data = data_of(tmp_path / "plans.html")
     whole = budget if budget != "60%" else int(0.6 * (plans[0].unplanned_device_bytes + state))
-    assert data["budget"] == {"of": "device", "bytes": whole - state, "state": state}
+    assert data["budget"] == {"of": "device", "bytes": whole - state, "state": state, "room": 0}
     chosen = data["plans"][data["chosen"]]["figures"]["device_bytes"]
     assert chosen == next(p.device_bytes for p in plans if p.device_bytes <= whole - state)
     assert chosen < plans[0].device_bytes
@@ -275,7 +275,7 @@ def test_a_report_without_plotly_names_the_extra(
     chain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(MemongerError, match=r"pip install 'memonger\[report\]'"):
+    with pytest.raises(MemongerError, match=r"pip install '\.\[report\]'"):
         chain[2].report(tmp_path / "plans.html")
     assert not list(tmp_path.iterdir())
 

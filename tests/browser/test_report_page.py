@@ -140,7 +140,7 @@ def test_hover_tells_what_is_alive(chromium: Any, report: Any) -> None:
             assert f"{format_size(live_of(line)[step])} alive" in tip
             row = line["runs"][step]
             assert row < 0 or data["operators"]["name"][row] in tip
-            span = re.findall(r"([\d.]+ [MK]B) · (?:steps|in step) (\d+)(?: to (\d+))?", tip)[0]
+            span = re.findall(r"([\d.]+ [MK]iB) · (?:steps|in step) (\d+)(?: to (\d+))?", tip)[0]
             start, stop = int(span[1]), int(span[2] or span[1])
             assert start <= step <= stop and "4096 × 64" in tip
             assert re.search("kept|recomputed|freed|gradient", tip)

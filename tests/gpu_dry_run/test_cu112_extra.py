@@ -94,8 +94,8 @@ def test_every_library_but_the_drivers_is_found(python: Path) -> None:
     # One sentence, at the end of the traceback; the example prints no more than that.
     said = (
         "mxnet-cu112 is installed, but this machine has no NVIDIA driver (libcuda.so.1); install "
-        "the driver, or use the CPU build: pip uninstall -y mxnet-cu112 && pip install "
-        "'memonger[cpu]'"
+        "the driver, or use the CPU build, in the clone of memonger: pip uninstall -y mxnet-cu112 "
+        "&& pip install '.[cpu]'"
     )
     assert done.returncode == 1
     assert done.stderr.strip().endswith("\nmemonger.support.errors.MXNetImportError: " + said)

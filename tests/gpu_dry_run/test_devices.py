@@ -6,11 +6,14 @@ from typing import Any
 
 import memonger
 import mxnet as mx
+import numpy as np
 import pytest
 from memonger.costs.bind import read_planned_mb
+from memonger.solve.options import ROOM
 
 import networks
 from networks.mixed import KINDS
+from planned import as_module
 
 from .child import DryRun
 from .dry_run import GpuDryRun
@@ -85,3 +88,34 @@ def test_what_a_script_binds_is_planned_for_its_gpus(
     assert [tuple(plan) for plan in plans] == [*dict.fromkeys(zip(ctx, taken))] and (
         taken[0] < unplanned
     ) == (not options)
+
+
+def within_budgets(dry: DryRun, symbol: Any, shapes: Any, budget: int) -> None:
+    """Fit by a script, and find the largest batch, in the same memory of a GPU."""
+    data, label = (mx.nd.zeros(shapes[name]) for name in ("data", "softmax_label"))
+    with memonger.enable(cache=False, patience=0.02, budget=budget) as session:
+        module = mx.mod.Module(symbol, context=mx.gpu(0))
+        batches = mx.io.NDArrayIter(data, label, len(label))
+        module.fit(batches, num_epoch=1, optimizer="adam", optimizer_params={})
+    dry.emit(session.plans[0])
+    open_shapes = {"data": (None, *shapes["data"][1:])}
+    for of in (None, "pool"):
+        dry.emit(memonger.largest_batch(symbol, open_shapes, budget, budget_of=of, patience=0.02))
+
+
+def test_a_budget_bounds_the_whole_gpu_beside_cuda_and_the_optimizer(
+    gpu_dry_run: GpuDryRun,
+) -> None:
+    """By default, for scripts and for the largest batch."""
+    symbol, shapes = networks.resnet((1, 1, 1, 1), image=64)
+    requests = as_module(symbol, shapes)
+    plain = memonger.plan(symbol, shapes, ctx="gpu", budget=1.0, grad_req=requests)
+    sizes = zip(symbol.list_arguments(), symbol.infer_shape(**shapes)[0])
+    state = sum(8 * int(np.prod(size)) for name, size in sizes if name not in shapes)
+    fits = plain.unplanned_device_bytes + state
+    result = gpu_dry_run.run(within_budgets, symbol, shapes, ROOM + fits - 1)
+    plan, whole, pool = result.emitted
+    assert plan.is_used and plan.device_bytes + state < fits
+    left = "1024.0 MiB of a GPU are left to CUDA and cuDNN, and "
+    assert f"{left}8 bytes a parameter" in result.stderr and f"{left}none to" in str(whole)
+    assert whole.plan.device_bytes < fits < pool.plan.device_bytes and "left to" not in str(pool)

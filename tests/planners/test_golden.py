@@ -55,7 +55,7 @@ def test_the_original_planner_answers_as_recorded(
     caplog.set_level(logging.INFO, "memonger")
     ruled = memonger.search_plan(symbol, planner="chen2016", shapes=shapes)
     assert memonger.get_cost(ruled, shapes=shapes) == RULED[name]
-    assert f"cost={search['cost']} MB before the rules, {RULED[name]} MB with them" in caplog.text
+    assert f"cost={search['cost']} MiB before the rules, {RULED[name]} MiB with them" in caplog.text
 
 
 def test_the_original_keeps_where_more_than_the_threshold_has_gathered() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import memonger
 import pytest
 
+from pages import data_of
 from planned import ROOT, python_path, run_python
 
 
@@ -184,12 +185,16 @@ def test_what_a_script_trains_is_planned(tmp_path: Path) -> None:
     planned = ended(*run, script, "planned", folder=tmp_path, **options)
     assert plain[0] == planned[0] == 0 and planned[1] == plain[1] == ""
     first, last = [line for line in planned[2].splitlines() if line.startswith("memonger: ")]
-    assert "softmax on cpu(0), data (32, 3, 8, 8), softmax_label (32,): 1.6 MB -> " in first
-    assert "planned in" in first and last.startswith("memonger: 1 planned, the largest 1.6 MB -> ")
+    assert "softmax on cpu(0), data (32, 3, 8, 8), softmax_label (32,): 1.6 MiB -> " in first
+    assert "planned in" in first and last.startswith("memonger: 1 planned, the largest 1.6 MiB -> ")
     for file in ("symbol.json", "0001.params", "0001.states"):
         names = (tmp_path / f"{which}-{file}" for which in ("plain", "planned"))
         assert len({name.read_bytes() for name in names}) == 1
-    assert (tmp_path / "page.html").stat().st_size > 10**6
+    data = data_of(tmp_path / "page.html")
+    command = data["plans"][0]["command"]
+    assert data["network"] == "softmax" and command.startswith("memonger run ")
+    assert command.endswith(f" --report page.html --work 3 {script} planned")
+    assert " --how=schedule " in command and " --patience=0.01 " in command
 
 
 ENDS = """

@@ -41,7 +41,7 @@ def costs(printed: str) -> list[float]:
 def test_example_resnet_has_the_figures_of_the_original() -> None:
     printed, log = run("example_resnet.py", "--planner", "chen2016")
     assert costs(printed) == [14332, 2520]
-    assert "Search threshold=576 MB, cost=2520 MB" in log
+    assert "Search threshold=576 MiB, cost=2520 MiB" in log
     printed, log = run("example_resnet.py")
     old, new = costs(printed)
     assert old == 14332 and new <= 2520
@@ -88,7 +88,7 @@ def test_a_plain_script_is_planned() -> None:
     expected, _, log = digits_learnt("-c", PLAIN, *command)
     assert "memonger: " not in log and re.match(r"accuracy [\d.]+, parameters \w{16}$", expected)
     learnt, _, log = digits_learnt("-m", "memonger", "run", *command)
-    assert learnt == expected and "memonger: 1 planned, " in log and " MB -> " in log
+    assert learnt == expected and "memonger: 1 planned, " in log and " MiB -> " in log
 
 
 @pytest.mark.slow

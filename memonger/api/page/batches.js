@@ -39,9 +39,9 @@ function pinBatch(each) {
 }
 function listenToBatches() {
   if (!LARGEST) return;
-  const { bytes, of, state } = DATA.budget, where = of === "device" ? "the device" : "MXNet's pool";
+  const { bytes, of, state, room } = DATA.budget, where = of === "device" ? "the device" : "MXNet's pool";
   $("batches-about").textContent = `A batch of ${LARGEST.batch} fits into ${inWords(bytes)} of ${where} with a plan, ${LAST_FITTING ? `of ${LAST_FITTING.batch}` : "none"} without one.`
-    + `${state ? ` The optimizer's state takes ${inWords(state)} more.` : ""} Each point is a batch that was planned. Click one to see its plan.`;
+    + `${state ? ` The optimizer's state takes ${inWords(state)} more.` : ""}${room ? ` CUDA and cuDNN have ${inWords(room)} more.` : ""} Each point is a batch that was planned. Click one to see its plan.`;
   pinBatch(LARGEST);
   $("batches-plot").on("plotly_click", (event) => pinBatch(DATA.batches[event.points[0].customdata]));
 }

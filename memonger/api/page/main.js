@@ -16,6 +16,7 @@ function callsOf(each) {
       make("button", { type: "button", text: "Copy", on: { click: (event) => copy(text, event.target) } })),
     make("pre", { text, "data-call": name })));
 }
+const FACTS = ["peak", "floor", "device", "held", "work", "recomputed", "slowest", "plan"]; // of what Python prints
 function drawHeadline() {
   const f = plan().figures, whole = f.unplanned_bytes, after = f.pool_bytes, saved = whole - after;
   fill("tiles",
@@ -23,17 +24,9 @@ function drawHeadline() {
     tile("After", inWords(after), "MXNet's pool with the plan", { bytes: after, share: after / Math.max(1, whole) }),
     tile("Saved", percent(saved / Math.max(1, whole), 0), inWords(saved), { bytes: saved, good: saved > 0 }),
     tile("Time added", `+${percent(f.time_overhead, 1)}`, "to a training step, as predicted"));
-  const gpu = !DATA.device.startsWith("cpu");
-  const facts = [
-    ["alive at once", `${inWords(f.peak_bytes)} at the peak, in ${plan().timeline.running}`],
-    ["floor", `${inWords(f.floor_bytes)} must be alive at once under any plan${f.floor ? `, in ${f.floor}` : ""}`],
-    ["device", `${inWords(f.device_bytes)} of ${gpu ? "a GPU" : "the CPU"}, ${inWords(f.unplanned_device_bytes)} without a plan`],
-    ["recomputed", `${f.recomputed} of ${f.kept + f.recomputed} operators; ${percent(f.recompute_overhead, 0)} of the forward pass`],
-    ["slowest", f.slowest || "nothing is recomputed"],
-    ["kind", `${FAMILIES[plan().kind]}, found by ${f.planner}; memory ${f.exact ? "replayed to the byte" : "bound, in whole MB"}`],
-  ];
-  if (f.held_bytes) facts.splice(3, 0, ["held", `${inWords(f.held_bytes)} of it by operators, with any plan`]);
-  fill("facts", ...facts.flatMap(([name, text]) => [make("dt", { text: name }), make("dd", { text })]));
+  const printed = plan().text.split("\n").map((line) => [line.slice(0, 10).trim(), line.slice(11)]);
+  const facts = [["peak", `${inWords(f.peak_bytes)} alive at once, in ${plan().timeline.running}`], ...printed];
+  fill("facts", ...facts.filter(([name]) => FACTS.includes(name)).flatMap(([name, text]) => [make("dt", { text: name }), make("dd", { text })]));
   fill("calls", ...callsOf(plan()));
   const notices = [];
   if (f.interrupted) notices.push("The search was interrupted. This is the best plan that it had found.");
@@ -42,7 +35,7 @@ function drawHeadline() {
   fill("notices", ...notices.map((text) => make("p", { class: "notice", text })));
   $("printed").textContent = plan().text;
 }
-const budgetText = () => `${DATA.budget.state ? "budget less optimizer" : "budget"} ${inWords(DATA.budget.bytes)}`;
+const budgetText = () => `${DATA.budget.state ? "budget less optimizer" : DATA.budget.room ? "budget less CUDA" : "budget"} ${inWords(DATA.budget.bytes)}`;
 const memoryBudgeted = () => plan().figures[`${DATA.budget.of}_bytes`];
 
 async function copy(text, button) {
@@ -76,7 +69,7 @@ function draw() {
 document.title = `${DATA.network} · memonger`;
 $("title").textContent = DATA.network;
 $("subtitle").textContent = [`${OPS.name.length} operators`, ...DATA.inputs, `planned for ${DATA.device}`].join(" · ");
-$("footer").textContent = `Made by memonger ${DATA.version}. MB are 2**20 bytes. Memory is MXNet's own plan, replayed; times are predicted (a step without a plan: ${inTime(DATA.step_seconds)}).`;
+$("footer").textContent = `Made by memonger ${DATA.version}. Memory is MXNet's own plan, replayed; times are predicted (a step without a plan: ${inTime(DATA.step_seconds)}).`;
 fill("plan", ...DATA.plans.map((each, k) => make("option", { value: k,
   text: `${inWords(each.figures.pool_bytes)}, +${percent(each.figures.time_overhead, 1)} time, ${FAMILIES[each.kind]}` })));
 $("chooser").hidden = $("frontier").hidden = DATA.plans.length < 2; // what is hidden has no width

@@ -12,7 +12,7 @@ const PICKED = { plan: DATA.chosen, mode: "op", scale: "same", axis: DATA.budget
 const KINDS = ["kept for the backward pass", "gone before the backward pass", "recomputed", "gradients"];
 const CHOICES = { k: "kept", r: "recomputed", f: "freed" };
 const FAMILIES = { none: "no plan", marks: "marks", schedule: "schedule", original: "the original's plan" };
-const MB = 2 ** 20;
+const MIB = 2 ** 20;
 
 const plan = () => DATA.plans[PICKED.plan];
 
@@ -23,12 +23,14 @@ function fixed(x, digits) {
   return x.toFixed(digits);
 }
 function inWords(nbytes) {
-  return 0 < Math.abs(nbytes) && Math.abs(nbytes) < MB ? `${fixed(nbytes / 1024, 1)} KB` : `${fixed(nbytes / MB, 1)} MB`;
+  if (Math.abs(nbytes) < MIB) return `${fixed(nbytes / 1024, 1)} KiB`;
+  return Math.abs(nbytes) < 10 * 1024 * MIB ? `${fixed(nbytes / MIB, 1)} MiB` : `${fixed(nbytes / 1024 / MIB, 2)} GiB`;
 }
 const percent = (share, digits) => `${fixed(100 * share, digits)} %`;
 function inTime(seconds) {
   if (!seconds) return "0";
-  return seconds < 1e-3 ? `${(seconds * 1e6).toPrecision(3)} µs` : `${Number((seconds * 1e3).toPrecision(3))} ms`;
+  const [unit, each] = seconds < 1e-3 ? ["µs", 1e-6] : seconds < 1 ? ["ms", 1e-3] : ["s", 1];
+  return `${Number((seconds / each).toPrecision(3))} ${unit}`;
 }
 
 // An element with a class, a text, children. Texts of a network are never read as HTML.

@@ -10,7 +10,7 @@ const COLUMNS = [
   ["gradient", "Gradient", (r) => OPS.gradient[r], (r) => inTime(OPS.gradient[r]), 1],
   ["choice", "Plan", (r) => plan().choice[r], (r) => choiceText(r)], ["why", "Why", (r) => whyText(r), (r) => whyText(r)],
 ];
-const WHYS = { output: "an output of the network", rule: "a rule keeps it", cut: "others are recomputed from it", mark: "others are recomputed from it",
+const WHYS = { output: "an output of the network", rule: "a rule keeps it", you: "you keep it", cut: "others are recomputed from it", mark: "others are recomputed from it",
   gradient: "a gradient reads it", cheap: "it costs next to nothing", budget: "the budget allows it", search: "no smaller plan was found that recomputes it" };
 
 const timesOf = (r) => plan().times[r];

@@ -54,7 +54,7 @@ function drawTimelines() {
   const groups = groupsOf([...DATA.plans.map((each) => each.timeline), DATA.unplanned].filter((line) => Object.values(lines).includes(line)));
   const figures = plan().figures;
   const pools = { unplanned: figures.unplanned_bytes, planned: figures.pool_bytes };
-  const highest = (which) => 1.14 * Math.max(lines[which].peak_bytes, pools[which], 1) / MB;
+  const highest = (which) => 1.14 * Math.max(lines[which].peak_bytes, pools[which], 1) / MIB;
   const both = Math.max(highest("unplanned"), highest("planned"));
   fill("legend", ...groups.map((group) => make("span", {}, make("i", { style: `background:var(${group.colour})` }), group.name)));
   $("unplanned-title").textContent = `Without a plan: a pool of ${inWords(figures.unplanned_bytes)}`;
@@ -76,12 +76,12 @@ function drawTimeline(which, most, pool) {
   const x = [...line.drawn, line.steps];
   if (n) x[0] = 0;
   const traces = groups.map((group, k) => {
-    const y = Array.from(stacks[k], (value) => value / MB);
+    const y = Array.from(stacks[k], (value) => value / MIB);
     y[n] = n ? y[n - 1] : 0;
     return { x, y, name: group.name, type: "scatter", mode: "lines", stackgroup: "all", hoverinfo: "none",
       fillcolor: colour(group.colour), line: { shape: "hv", width: 0.4, color: colour("--card") } };
   });
-  const peak = line.peak_bytes / MB, right = line.peak > 0.6 * line.steps;
+  const peak = line.peak_bytes / MIB, right = line.peak > 0.6 * line.steps;
   traces.push({ x: [line.peak + 0.5], y: [peak], type: "scatter", mode: "markers", hoverinfo: "skip",
     marker: { symbol: "triangle-down", size: 11, color: colour("--ink"), line: { color: colour("--card"), width: 1.5 } }, cliponaxis: false });
   const note = (text, about) => ({ text, showarrow: false, font: { size: 12, color: colour("--quiet") }, ...about });
@@ -89,18 +89,18 @@ function drawTimeline(which, most, pool) {
   Plotly.react(`${which}-plot`, traces, layout({
     height: narrow() ? 260 : 300, hovermode: "x", hoverdistance: -1, uirevision: `${which} ${PICKED.plan} ${PICKED.scale}`,
     xaxis: { title: { text: AXIS, font: { size: 12 } }, range: [0, Math.max(1, line.steps)], showgrid: false, tickformat: ",d" },
-    yaxis: { title: { text: "alive, MB", font: { size: 12 } }, range: [0, most], rangemode: "nonnegative", tickformat: most > 10 ? ",d" : "" },
+    yaxis: { title: { text: "alive, MiB", font: { size: 12 } }, range: [0, most], rangemode: "nonnegative", tickformat: most > 10 ? ",d" : "" },
     shapes: [
       { type: "rect", layer: "below", xref: "x", yref: "paper", x0: line.backward, x1: line.steps, y0: 0, y1: 1, fillcolor: colour("--shade"), line: { width: 0 } },
       rule({ xref: "x", yref: "paper", x0: line.backward, x1: line.backward, y0: 0, y1: 1 }, "dot", "--quiet"),
-      rule({ xref: "paper", yref: "y", x0: 0, x1: 1, y0: pool / MB, y1: pool / MB }, "dash", "--accent"),
+      rule({ xref: "paper", yref: "y", x0: 0, x1: 1, y0: pool / MIB, y1: pool / MIB }, "dash", "--accent"),
     ],
     annotations: [
       note("forward pass", { x: line.backward, xanchor: "right", xshift: -5, y: 1, yref: "paper", yanchor: "bottom" }),
       note("backward pass", { x: line.backward, xanchor: "left", xshift: 5, y: 1, yref: "paper", yanchor: "bottom" }),
-      note(`pool ${inWords(pool)}`, { x: 0, xref: "paper", xanchor: "left", xshift: 4, y: pool / MB, yanchor: "bottom", font: { size: 12, color: colour("--accent") } }),
+      note(`pool ${inWords(pool)}`, { x: 0, xref: "paper", xanchor: "left", xshift: 4, y: pool / MIB, yanchor: "bottom", font: { size: 12, color: colour("--accent") } }),
       note(`<b>peak ${inWords(line.peak_bytes)}</b>`, { x: line.peak + 0.5, xanchor: right ? "right" : "left", xshift: right ? -9 : 9, y: peak,
-        yanchor: peak > pool / MB - 0.02 * most ? "bottom" : "middle", yshift: peak > pool / MB - 0.02 * most ? 13 : 5, font: { size: 12, color: colour("--ink") } }),
+        yanchor: peak > pool / MIB - 0.02 * most ? "bottom" : "middle", yshift: peak > pool / MIB - 0.02 * most ? 13 : 5, font: { size: 12, color: colour("--ink") } }),
     ],
   }), CONFIG);
 }
@@ -149,7 +149,7 @@ function showTip(which, event) {
   const at = drawnAt(line, event.xvals[0]);
   let below = 0, group = -1;
   for (let k = 0; k < groups.length && group < 0; k++) {
-    below += stacks[k][at] / MB;
+    below += stacks[k][at] / MIB;
     if (event.yvals[0] <= below) group = k;
   }
   const tip = $("tip"), step = `step ${line.drawn[at]} of ${line.steps}`;
