@@ -307,24 +307,11 @@ def test_check_names_what_differs() -> None:
     assert not report and "not finite" in str(report)
 
 
-def test_numpy_integers_are_integers() -> None:
-    shape = tuple(np.array([2, 3, 8, 8]))
-    assert memonger.get_cost(net(), data=shape) == memonger.get_cost(net(), **SHAPES)
-
-
 def test_more_elements_than_mxnet_counts_are_no_batch() -> None:
     largest = memonger.largest_batch(
         net(), {"data": (None, 3, 64, 64)}, "100TB", patience=0.01, how="marks"
     )
     assert largest.batch == (2**31 - 1) // (4 * 64 * 64)
-
-
-def test_types_of_a_batch_are_checked_as_those_of_a_plan() -> None:
-    types: Any = ("data", "float32")
-    with pytest.raises(memonger.MemongerError, match="type_dict must be a dict"):
-        memonger.largest_batch(
-            net(), {"data": (None, 3, 64, 64)}, "1GB", type_dict=types, how="marks"
-        )
 
 
 def test_devices_need_shapes() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from pathlib import Path
 from typing import Any, Sequence
 
 import memonger
@@ -108,26 +105,6 @@ def test_what_is_named_is_obeyed_in_any_network(how: str, network: Any, data: An
     assert_alike(symbol, plan.symbol, shapes)
 
 
-def held(plan: memonger.Plan, name: str) -> list[int]:
-    """Return when an operator runs, and the first gradient after it that may read its result."""
-    order = plan.schedule.operations.tolist() if plan.schedule else []
-    number = [n["name"] for n in nodes(plan.request.symbol)].index(name)
-    runs = [k for k, x in enumerate(order) if x == number]
-    backward = next(k for k, x in enumerate(order) if x < 0)
-    return [k for k in runs if k > backward]
-
-
-def test_a_schedule_runs_what_is_wished_again_in_the_backward_pass() -> None:
-    free = memonger.plan(net(), SHAPES, how="schedule", work=1.0)
-    assert not free.recomputed
-    plan = memonger.plan(net(), SHAPES, how="schedule", budget="99%", recompute="::Convolution")
-    assert names(plan, "recompute") <= {*plan.recomputed}
-    assert all(held(plan, name) for name in names(plan, "recompute"))
-    assert Counter(name[:6] for name in plan.recomputed if "conv" in name) == {
-        f"stage{k}": 2 for k in range(1, 7)
-    }
-
-
 def test_what_cannot_be_recomputed_is_told(caplog: pytest.LogCaptureFixture) -> None:
     x = mx.sym.Dropout(
         mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=64, name="fc0"), name="drop"
@@ -136,7 +113,7 @@ def test_what_cannot_be_recomputed_is_told(caplog: pytest.LogCaptureFixture) -> 
         x = mx.sym.tanh(mx.sym.FullyConnected(x, num_hidden=64, name=f"fc{k}"), name=f"tanh{k}")
     symbol = mx.sym.SoftmaxOutput(x, name="softmax")
     options: dict[str, Any] = {"keep": "tanh2", "until": "fc5", "recompute": "*"}
-    plan = memonger.plan(symbol, {"data": (64, 64)}, **{"how": "marks", **options})
+    plan = memonger.plan(symbol, {"data": (64, 64)}, how="marks", **options)
     reasons = {
         "drop": "its mask is kept",
         "tanh2": "keep= names it",
@@ -169,7 +146,7 @@ def test_a_pattern_that_matches_nothing_names_the_nearest(
 ) -> None:
     options: dict[str, Any] = {option: ["stage1_*", pattern]}
     with pytest.raises(memonger.MemongerError) as raised:
-        memonger.plan(net(), SHAPES, **{"how": "marks", **options})
+        memonger.plan(net(), SHAPES, how="marks", **options)
     assert f"{option}={pattern!r} matches no operator" in str(raised.value)
     assert nearest in str(raised.value)
 
@@ -178,42 +155,6 @@ def test_a_pattern_that_matches_nothing_names_the_nearest(
 def test_what_is_no_pattern_is_refused(selector: Any) -> None:
     with pytest.raises(memonger.MemongerError, match="cannot be read; give a pattern"):
         memonger.plan(net(), SHAPES, keep=selector, how="marks")
-
-
-def test_plan_files_pages_and_commands_have_what_was_named(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"keep": "stage1_*", "recompute": ["stage3_unit1_*", "fc"]}
-    plan = memonger.plan(net(), SHAPES, how="schedule", **options)
-    plan.save(tmp_path / "plan.json")
-    loaded = memonger.load_plan(tmp_path / "plan.json", net(), SHAPES)
-    assert (loaded.request.keep, loaded.request.recompute) == (
-        plan.request.keep,
-        plan.request.recompute,
-    )
-    assert loaded.unmet == plan.unmet and str(loaded) == str(plan)
-    plan.report(tmp_path / "page.html")
-    from memonger.api.report import command_of, python_of
-
-    calls: dict[str, Any] = {"memonger": memonger, "mx": mx, "net": net()}
-    exec(python_of(plan), calls)
-    assert calls["plan"].recomputed == plan.recomputed
-    words = command_of(plan, "net-symbol.json")
-    assert "--keep 'stage1_*' --recompute 'stage3_unit1_*' --recompute fc" in words
-
-
-def test_the_command_takes_patterns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from memonger.cli import main
-
-    file = str(tmp_path / "net-symbol.json")
-    net().save(file)
-    words = ["plan", file, "--shape", "data=4,3,32,32", "--json", "--how", "marks"]
-    words += ["--keep", "stage1_*"]
-    assert main([*words, "--keep", "::FullyConnected", "--recompute", "stage3_*::BatchNorm"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    keep = ["stage1_*", "::FullyConnected"]
-    plan = memonger.plan(net(), SHAPES, keep=keep, recompute="stage3_*::BatchNorm", how="marks")
-    assert len(figures["recomputed"]) == len(plan.recomputed) > 0
-    assert main([*words, "--recompute", "::Relu"]) == 2
-    assert "recompute='::Relu' matches no operator" in capsys.readouterr().err
 
 
 def block() -> Any:

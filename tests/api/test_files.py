@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import io
 import json
 import os
@@ -22,8 +23,9 @@ from memonger.support import files
 from memonger import MemongerError, cli
 
 import networks
+from interrupting import press_ctrl_c
 from operator_cases import CASES, DYNAMIC_CASES, SMALL_SHAPES, planned_net, small_net
-from planned import elsewhere, marked, run_python
+from planned import elsewhere, marked
 
 S = mx.sym
 
@@ -358,55 +360,40 @@ def test_a_place_where_nothing_can_be_written_is_told(
     assert not list(tmp_path.iterdir())
 
 
-LIMITED = """
-import efforts, errno, os, resource, signal, sys
-import memonger, mxnet, tqdm
-from memonger import __main__
-efforts.use(efforts.SHORT)
-kind = sys.argv.pop(1)
-
-def ctrl_c(*_):
-    os.kill(os.getpid(), signal.SIGINT)
-
-def written(number):
-    # The plan is on the disk, but not yet in its place.
-    folder = os.path.dirname(os.readlink("/proc/self/fd/%d" % number))
-    if folder == os.path.dirname(sys.argv[-1]):
-        if kind == "interrupt":
-            ctrl_c()
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-if kind == "limit":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
-elif kind == "search":
-    tqdm.tqdm.update = ctrl_c
-else:
-    os.fsync = written
-__main__.run()
-"""
-SAID = {
-    "limit": "File too large",
-    "full": "No space left",
-    "interrupt": "interrupted before all was written",
-    "search": "interrupted: this is the best plan that was found",
-}
+#: What fails in the midst of it, by which error; the status, and what is said.
+FAILING: list[tuple[str, Any, int, str]] = [
+    ("os.fsync", OSError(errno.ENOSPC, "No space left"), 2, "No space left"),
+    ("os.fsync", KeyboardInterrupt(), 2, "interrupted before all was written"),
+    ("search", KeyboardInterrupt(), 0, "interrupted: this is the best plan that was found"),
+]
 
 
-@pytest.mark.parametrize(
-    "kind", ["full", *(pytest.param(k, marks=pytest.mark.slow) for k in SAID if k != "full")]
-)
-def test_the_old_file_stays_whole(kind: str, tmp_path: Path) -> None:
-    """With a limit, Ctrl-C or a full disk; what the search found is told all the same."""
-    symbol, _ = networks.chain(16, hidden=64, batch=4096)
+@pytest.mark.parametrize(("place", "error", "status", "said"), FAILING)
+def test_the_old_file_stays_whole(
+    place: str,
+    error: Any,
+    status: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """On a full disk and after Ctrl-C; what the search found is told all the same."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
     source, out = tmp_path / "net-symbol.json", tmp_path / "out-symbol.json"
-    symbol.save(str(source))
+    networks.chain(16, hidden=64, batch=4096)[0].save(str(source))
     out.write_text("old")
-    shapes = ("--shape", "data=4096,64", "--patience", ".01")
-    code = ("-W", "ignore", "-c", LIMITED, kind)
-    done = run_python(*code, "plan", str(source), *shapes, "-o", str(out))
-    assert "Traceback" not in done.stderr and done.returncode == (0 if kind == "search" else 2)
-    line = done.stderr.strip().splitlines()[-1]
-    assert line.startswith("memonger: ") and SAID[kind] in line
-    assert done.stdout.startswith("before") and "after" in done.stdout
+    if place == "search":
+        press_ctrl_c(monkeypatch, 0.3)
+    else:
+        monkeypatch.setattr(place, fail)
+    assert cli.main(["plan", str(source), "--shape", "data=4096,64", "-o", str(out)]) == status
+    printed, log = capsys.readouterr()
+    assert said in log + caplog.text and "Traceback" not in log
+    assert printed.startswith("before") and "after" in printed
     assert sorted(tmp_path.iterdir()) == [source, out]
-    assert marked(memonger.load(out)) if kind == "search" else out.read_text() == "old"
+    assert marked(memonger.load(out)) if status == 0 else out.read_text() == "old"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from pathlib import Path
 from typing import Any
 
 import memonger
@@ -13,7 +11,6 @@ import mxnet as mx
 import networks
 import numpy as np
 import pytest
-from blocks import Transformer, initialized
 
 from planned import assert_alike
 
@@ -135,36 +132,3 @@ def test_a_schedule_that_saves_much_more_is_pointed_out(caplog: pytest.LogCaptur
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4)
     memonger.search_plan(mx.sym.SoftmaxOutput(x), data=(4, 4))
     assert "would take about" not in caplog.text
-
-
-def test_gluon_takes_the_better_way() -> None:
-    net = initialized(Transformer(prefix="net_"))
-    memonger.gluon.plan(net)
-    with mx.autograd.record():
-        net(mx.nd.ones((4, 16)), mx.nd.ones((4,)))
-    assert memonger.gluon.plan_of(net).schedule is not None
-
-
-def test_the_command_takes_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from memonger.cli import main
-
-    file, shape = str(tmp_path / "net-symbol.json"), "data=2,3,64,64"
-    NETWORK[0].save(file)
-    for words, options in (
-        (["--slower-than", "1.1", "--how", "marks"], {"slower_than": 1.1}),
-        (["--budget", "knee", "--how", "schedule"], {"budget": "knee", "how": "schedule"}),
-    ):
-        assert main(["plan", file, "--shape", shape, "--json", *words]) == 0
-        figures = json.loads(capsys.readouterr().out)
-        assert (figures["pool_bytes"], figures["time_overhead"]) == point(**options)
-
-
-@pytest.mark.slow
-def test_a_page_of_the_knee(tmp_path: Path) -> None:
-    from memonger.cli import main
-
-    file, page = str(tmp_path / "net-symbol.json"), tmp_path / "page.html"
-    NETWORK[0].save(file)
-    words = ["--budget", "knee", "--slower-than", "1.2", "-o", str(page)]
-    assert main(["report", file, "--shape", "data=2,3,64,64", *words]) == 0
-    assert page.exists()

@@ -35,7 +35,10 @@ def residual(name: str = "relu", classes: int = 10) -> Any:
 @pytest.fixture(scope="module", params=["marks", "schedule"])
 def saved(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return a plan, and where it lies."""
-    plan = memonger.plan(residual(), IMAGES, how=request.param, budget="70%", patience=0.02)
+    named: Any = {"keep": "conv2", "recompute": ["bn4", "conv6"]}
+    plan = memonger.plan(
+        residual(), IMAGES, how=request.param, budget="80%", patience=0.02, **named
+    )
     assert plan.recomputed and (plan.schedule is None) == (request.param == "marks")
     file = tmp_path_factory.mktemp("plans") / "plan.json"
     plan.save(file)
@@ -142,7 +145,7 @@ def test_types_and_the_device_are_kept(tmp_path: Path) -> None:
     symbol, shapes = networks.chain(6, hidden=16, batch=64)
     options = {"type_dict": {"data": "float64"}, "ctx": mx.cpu(), "until": "fc4"}
     plan, file = (
-        memonger.plan(symbol, shapes, patience=0.02, **{"how": "marks", **options}),
+        memonger.plan(symbol, shapes, patience=0.02, how="marks", **options),
         tmp_path / "plan.json",
     )
     plan.save(file)

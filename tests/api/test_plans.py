@@ -82,16 +82,6 @@ def test_a_small_network_is_planned_with_little_effort(
     assert caplog.text.count("planning with patience") == 1
 
 
-def test_identities_that_save_results_come_off_again() -> None:
-    symbol, shapes = networks.model_zoo("densenet121", 4)
-    plan = memonger.plan(symbol, shapes, how="marks")
-    before = {n["name"] for n in nodes(symbol)}
-    assert plan.exact and plan.copies
-    assert plan.pool_bytes == memonger.pool_bytes(plan.symbol, shapes=shapes)
-    assert list(plan.copies) == [n["name"] for n in nodes(plan.symbol) if n["name"] not in before]
-    assert memonger.unplan(plan.symbol).tojson() == symbol.tojson()
-
-
 def test_recomputed_work_is_counted_by_operator() -> None:
     """A product is 2 x 256 x 512 x 512 + 256 x 512 operations; all other operators are cheap."""
     plan = memonger.plan(net(), SHAPES, how="marks")
@@ -132,7 +122,6 @@ def test_a_plan_prints_what_counts_is_frozen_and_pickles() -> None:
 
 DEVICES = [
     (None, "any", "any device"),  # where MXNet has no CUDA
-    ("any", "any", "any device"),
     ("gpu", "gpu", "any GPU; on a CPU it may round"),
     ("cpu", mx.cpu(), "cpu(0)"),
     (mx.cpu(), mx.cpu(), "cpu(0)"),
@@ -161,14 +150,11 @@ def test_search_plan_gives_the_same_symbol() -> None:
     options: Any = {"until": "tanh5", "devices": 2, "grad_req": "add"}
     symbol = memonger.search_plan(net(), shapes=SHAPES, **options)
     plain = memonger.search_plan(net(), **SHAPES)
-    assert (
-        symbol.tojson()
-        == memonger.plan(net(), SHAPES, **{"how": "marks", **options}).symbol.tojson()
-    )
+    assert symbol.tojson() == memonger.plan(net(), SHAPES, how="marks", **options).symbol.tojson()
     assert (
         symbol.tojson()
         != plain.tojson()
-        == memonger.plan(net(), **{"how": "marks", **SHAPES}).symbol.tojson()
+        == memonger.plan(net(), how="marks", **SHAPES).symbol.tojson()
     )
 
 
@@ -291,18 +277,63 @@ def test_a_plan_is_exact_for_the_gradients_that_are_asked_for(case: str) -> None
         assert memonger.check(symbol, plan.symbol, small, grad_req=other)
 
 
-@pytest.mark.parametrize("planner", ["smallest", "chen2016"])
-@pytest.mark.parametrize("rules", [True, False])
-def test_what_comes_after_a_layer_is_kept(planner: str, rules: bool) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"how": "schedule", "work": 3.0},
+        *({"planner": p, "rules": r} for p in ("smallest", "chen2016") for r in (True, False)),
+    ],
+    ids=str,
+)
+def test_what_comes_after_a_layer_is_kept(options: dict[str, Any]) -> None:
     symbol = net(16)
     order = [n["name"] for n in nodes(symbol)]
-    options: Any = {"planner": planner, "rules": rules}
     for until, first in (("bn8_output", "bn8"), ("fc12", "fc12")):
         plan = memonger.plan(symbol, SHAPES, until=until, **{"how": "marks", **options})
         assert plan.recomputed
         assert all(order.index(name) < order.index(first) for name in plan.recomputed)
     free = memonger.plan(symbol, SHAPES, **{"how": "marks", **options})
     assert any(order.index(name) > order.index("fc12") for name in free.recomputed)
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_a_gluon_block_that_was_cast_is_planned_in_its_type(how: str) -> None:
+    """Its variables keep the type of before, by which MXNet refuses the one that is given."""
+    block = mx.gluon.nn.HybridSequential()
+    for _ in range(6):
+        block.add(mx.gluon.nn.Dense(64, activation="tanh", in_units=64))
+    block(mx.sym.var("data"))
+    block.cast("float64")
+    cast, shapes, types = block(mx.sym.var("data")), {"data": (512, 64)}, {"data": "float64"}
+    with pytest.raises(RuntimeError, match="expected float64, got float32"):
+        cast.simple_bind(mx.cpu(), type_dict=types, **shapes)
+    plan = memonger.plan(cast, shapes, type_dict=types, how=how, patience=0.02)
+    all_types = dict.fromkeys(cast.list_arguments(), "float64")
+    same = memonger.plan(cast, shapes, type_dict=all_types, how=how, patience=0.02)
+    assert plan.recomputed and plan.pool_bytes == same.pool_bytes < plan.unplanned_bytes
+    assert memonger.check(cast, plan.symbol, shapes, type_dict=types)
+    module = mx.mod.Module(plan.symbol, label_names=None)
+    module.bind([mx.io.DataDesc("data", shapes["data"], "float64")])
+    module.init_params(mx.init.Xavier())
+    weights, _ = module.get_params()
+    assert {array.dtype for array in weights.values()} == {np.float64}
+    types[cast.list_arguments()[1]] = "float32"
+    with pytest.raises(memonger.MemongerError, match="the types do not fit"):
+        memonger.plan(cast, shapes, type_dict=types, how="marks")
+
+
+def test_types_of_variables_stay_where_nothing_contradicts() -> None:
+    x = mx.sym.Cast(mx.sym.Variable("free", dtype="float64"), dtype="float32")
+    for k in range(6):
+        old = mx.sym.Variable(f"old{k}", dtype="float16")
+        x = mx.sym.Activation(mx.sym.FullyConnected(x, old, num_hidden=16, no_bias=True), "tanh")
+    shapes = {"free": (512, 16)}
+    plan = memonger.plan(x, shapes, type_dict={"old0": "float32"}, patience=0.02, how="marks")
+    kept = {name: a.get("__dtype__") for name, a in plan.symbol.attr_dict().items()}
+    assert [kept["free"], kept.get("old0"), kept.get("old5")] == ["1", None, None]
+    contradicted = dict.fromkeys(("old0", "old5"), "float16")
+    with pytest.raises(memonger.MemongerError, match="the types do not fit"):
+        memonger.plan(x, shapes, type_dict=contradicted, patience=0.02, how="marks")
 
 
 def test_float16_within_a_network_is_inferred_as_by_module() -> None:
@@ -346,18 +377,6 @@ def test_search_plan_to_layer_is_search_plan_until_it() -> None:
         memonger.search_plan_to_layer(symbol, until="bn8", **SHAPES)
 
 
-def test_a_plan_until_a_layer_costs_no_more_than_the_whole_cut_off_there() -> None:
-    symbol, shapes = networks.resnet((2, 2, 2, 2), batch=8)
-    until = [n["name"] for n in nodes(symbol) if n["op"] == "Convolution"][-4]
-    names = [n["name"] for n in nodes(symbol)]
-    mask = np.isin(names, memonger.plan(symbol, shapes, how="marks").recomputed)
-    mask[names.index(until) :] = False
-    rules = Marks(read_request(symbol, shapes), Options()).rules
-    plan = memonger.plan(symbol, shapes, until=until, how="marks")
-    assert plan.exact and plan.counted_bytes < plan.candidates["no plan"]
-    assert plan.counted_bytes <= rules.replay(rules.apply(mask)).pool_bytes
-
-
 def test_nothing_before_the_first_layer_can_be_recomputed(caplog: pytest.LogCaptureFixture) -> None:
     planned = memonger.make_mirror_plan(net(), 0, until="tanh3", shapes=SHAPES)
     assert marked(planned) == [f"{n}{i}" for i in range(4) for n in ("fc", "bn", "tanh")][:-1]
@@ -365,9 +384,7 @@ def test_nothing_before_the_first_layer_can_be_recomputed(caplog: pytest.LogCapt
     assert "no operator before 'fc0' (until=) may be recomputed" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "batch, devices, share", [(16, 2, 8), (16, 4, 4), (16, 1, 16), (10, 4, 4), (7, 2, 4), (9, 4, 3)]
-)
+@pytest.mark.parametrize("batch, devices, share", [(16, 2, 8), (10, 4, 4), (9, 4, 3)])
 def test_devices_share_the_batch_as_module_splits_it(batch: int, devices: int, share: int) -> None:
     """As Module splits it: of 10 among 4 devices the last gets 4 (2, 2, 2, 4)."""
     symbol, whole = small_resnet(batch)

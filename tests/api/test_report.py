@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import pickle
 import re
-import shlex
 import sys
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger import MemongerError, cli
-from memonger.api import frontier
 from memonger.costs.time.cpu import NOMINAL_CPU
 from memonger.costs.time.times import TimedDevice, find_times
 from memonger.graph.inputs import InputSpec
@@ -26,7 +24,6 @@ from memonger.solve.request import Request
 from memonger.solve.timeline import list_alive, list_operators
 
 import networks
-from interrupting import press_ctrl_c
 from pages import chain_plans, data_of, live_of
 
 MB = 2**20
@@ -134,7 +131,7 @@ def test_each_batch_in_a_page_is_planned_as_by_itself(
     options: Any, chain: Any, tmp_path: Path
 ) -> None:
     symbol, page = chain[0], tmp_path / "batch.html"
-    largest = memonger.largest_batch(symbol, OPEN, "30MB", **{"how": "marks", **options})
+    largest = memonger.largest_batch(symbol, OPEN, "30MB", **options)
     largest.report(page, network="my-symbol.json")
     data = data_of(page)
     (chosen,), batches = data["plans"], data["batches"]
@@ -154,7 +151,7 @@ def test_each_batch_in_a_page_is_planned_as_by_itself(
         symbol,
         dict.fromkeys(OPEN, (entry["batch"], 64)),
         budget="30MB",
-        **{"how": "marks", **options},
+        **options,
     )
     assert entry["figures"]["slowest"] == plan.slowest and "my-symbol.json" in entry["command"]
     assert entry["figures"]["time_overhead"] == plan.time_overhead
@@ -162,57 +159,8 @@ def test_each_batch_in_a_page_is_planned_as_by_itself(
     assert entry["step_seconds"] == data_of(page)["step_seconds"]
 
 
-def test_no_batch_is_in_a_page_twice(chain: Any, tmp_path: Path) -> None:
-    small = networks.chain(1, hidden=4, batch=8)[0]
-    never = memonger.largest_batch(small, {"data": (None, 4)}, 3000, **QUICK)
-    always, both = (memonger.largest_batch(chain[0], OPEN, n, **QUICK) for n in (8700, 16_000))
-    assert [answer.unplanned_batch for answer in (always, both)] == [0, 1]
-    for largest, kinds in ((never, {"none"}), (always, {"marks"}), (both, {"none", "marks"})):
-        pickle.loads(pickle.dumps(largest)).report(tmp_path / "batch.html")
-        batches = data_of(tmp_path / "batch.html")["batches"]
-        sizes = [entry["batch"] for entry in batches]
-        assert sizes == sorted(set(sizes)) and sizes[-1] == largest.batch
-        assert {entry["kind"] for entry in batches} == kinds and 2 < len(sizes) < 8
-
-
-def test_a_batch_at_which_nothing_fits_is_left_out(
-    chain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It is left out: a search may find less than that of a larger batch."""
-    largest, solve = (
-        memonger.largest_batch(chain[0], OPEN, 16_000, **QUICK),
-        frontier.solve,
-    )
-    data = []
-    for lost in (0, 2):
-
-        def solved(request: Any, options: Any, lost: int = lost) -> Any:
-            if request.spec.shapes["data"][0] == lost:
-                raise memonger.BudgetError("nothing fits", 1)
-            return solve(request, options)
-
-        monkeypatch.setattr(frontier, "solve", solved)
-        largest.report(tmp_path / "batch.html")
-        data.append([entry["batch"] for entry in data_of(tmp_path / "batch.html")["batches"]])
-    assert data[0].count(2) == 1 and data[1] == [n for n in data[0] if n != 2]
-
-
-@pytest.mark.parametrize("share", [-1, 0.6])
-def test_an_interrupted_report_of_batches_leaves_no_file(
-    share: float, chain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    largest = memonger.largest_batch(chain[0], OPEN, "25MB", how="marks")
-    begun = press_ctrl_c(monkeypatch, share)
-    with pytest.raises(KeyboardInterrupt):
-        largest.report(tmp_path / "batch.html")
-    assert len(begun) == 1 and not list(tmp_path.iterdir())
-    with pytest.raises(MemongerError, match="network=7: give the name"):
-        largest.report(tmp_path / "batch.html", network=7)  # type: ignore[arg-type]
-    assert len(begun) == 1
-
-
 def test_the_python_and_the_command_in_a_page_make_its_plan(chain: Any, tmp_path: Path) -> None:
-    symbol, shapes, plans, schedule = chain
+    symbol, shapes, plans, _ = chain
     symbol.save(str(tmp_path / "net-symbol.json"))
     smallest = memonger.plan(
         symbol, shapes, ctx=mx.cpu(), until="fc12", grad_req="add", how="marks"
@@ -222,7 +170,8 @@ def test_the_python_and_the_command_in_a_page_make_its_plan(chain: Any, tmp_path
         memonger.plan(symbol, shapes, grad_req=module, budget="50%", patience=0.5, how="marks"),
         smallest,
     ]
-    for plan in (plans[2], schedule, *others):
+    named = memonger.plan(symbol, shapes, how="schedule", keep="fc1*", recompute=["tanh3", "fc2"])
+    for plan in (plans[2], named, *others):
         page = tmp_path / "plan.html"
         plan.report(page, network=str(tmp_path / "net-symbol.json"))
         (entry,) = data_of(page)["plans"]
@@ -261,14 +210,6 @@ def test_a_page_loads_nothing_from_elsewhere(chain: Any, tmp_path: Path) -> None
     assert "default-src 'none'" in text.split("</head>")[0]
     assert not re.findall(r"<(?:script|img|iframe|link)[^>]*\b(?:src|href)=", text)
     assert text.count("<script ") == 3 and "://" not in text and "/*-*/" not in text
-
-
-def test_a_plan_of_a_large_network_adds_little_to_a_page(tmp_path: Path) -> None:
-    plans = memonger.frontier(*networks.model_zoo("resnet50_v1", 8), points=8, how="marks")
-    plans[-1].report(tmp_path / "one.html")
-    plans.report(tmp_path / "all.html")
-    one, all_ = ((tmp_path / name).stat().st_size for name in ("one.html", "all.html"))
-    assert len(plans) > 5 and all_ - one < 20_000 * len(plans)
 
 
 def test_a_report_without_plotly_names_the_extra(

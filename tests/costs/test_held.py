@@ -108,7 +108,7 @@ def test_the_largest_batch_counts_what_operators_hold() -> None:
         return {"data": (20, batch, 128), "softmax_label": (20, batch), **states}
 
     options: Any = {"budget": budget, "budget_of": "device", "patience": PATIENCE}
-    largest = memonger.largest_batch(symbol, sized(None), **{"how": "marks", **options})
+    largest = memonger.largest_batch(symbol, sized(None), how="marks", **options)
     assert 8 < largest.unplanned_batch <= largest.batch < 32
     assert largest.plan.held_bytes == largest.batch * of_a_row
     assert largest.plan.device_bytes <= budget

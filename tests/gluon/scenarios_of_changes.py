@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from functools import partial
 from typing import Any, Callable
 
-import pytest
 
 import memonger  # noqa: F401  before mxnet
 import mxnet as mx
-import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 
-from blocks import LOSS, OPERATORS, Arrays, Prepare, batch, left_in, mlp, step, trainer
+from blocks import Arrays, Prepare, batch, left_in, mlp, step, trainer
 from scenarios import SCENARIOS, scenario, train
-from scenarios_of_loops import other
 
 
 def add_a_layer(net: Any) -> None:
@@ -115,68 +110,3 @@ def hooks_of_blocks(prepare: Prepare) -> Arrays:
     left = train(prepare(net))
     assert len(kept) == 3
     return {**left, **kept}
-
-
-@scenario
-def hooks_of_operators(prepare: Prepare) -> Arrays:
-    """They are told all in inference, and what `Monitor` makes of it is as without a plan."""
-    net, operators = prepare(mlp()), []
-    kept: Arrays = {}
-    monitor = mx.mon.Monitor(1, pattern=".*dense.*")
-
-    def op_hook(name: bytes, op: bytes, array: Any) -> None:
-        if monitor.activated:
-            operators.append((name, op))
-            monitor.stat_helper(name, array)
-
-    net.register_op_hook(op_hook)
-
-    def before(k: int) -> None:
-        if k:
-            monitor.tic()
-            net(other(k))
-            kept[f"monitored {k}"] = repr(monitor.toc()).encode()
-
-    left = train(net, steps=4, before=before)
-    assert len(operators) == 3 * OPERATORS and b"dense5_fwd_output" in kept["monitored 3"]
-    return {**left, **kept, "told": repr(operators).encode()}
-
-
-@scenario
-def summaries(prepare: Prepare) -> Arrays:
-    """They are refused in MXNet's words while a net is hybridized, and its plan is made anew."""
-    net = mlp()
-    kept: Arrays = {}
-
-    def summary() -> None:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            net.summary(batch(0)[0])
-        assert "Unique parameters in model: 5866" in printed.getvalue()
-        kept[f"summary {len(kept)}"] = printed.getvalue().encode()
-
-    def between() -> None:
-        with pytest.raises(AssertionError, match="must not be hybridized to print summary"):
-            net.summary(batch(0)[0])
-        net.hybridize(False)
-        summary()
-        net.hybridize()
-
-    summary()
-    prepare(net)
-    return {**train(net, steps=4, before=lambda k: between() if k == 2 else None), **kept}
-
-
-@scenario
-def an_estimator(prepare: Prepare) -> Arrays:
-    from mxnet.gluon.contrib.estimator import Estimator
-
-    net = prepare(mlp())
-    net(batch(0)[0])
-    data = gluon.data.DataLoader(gluon.data.ArrayDataset(*batch(0, 64)), 16)
-    estimator = Estimator(net, LOSS, trainer=trainer(net), context=mx.cpu())
-    estimator.logger.setLevel("ERROR")
-    estimator.fit(data, val_data=data, epochs=2)
-    metrics = [*estimator.train_metrics, *estimator.val_metrics]
-    assert len(metrics) == 4
-    return {**left_in(net), "metrics": np.array([metric.get()[1] for metric in metrics])}

@@ -45,7 +45,6 @@ STORES: dict[str, dict[str, Any]] = {
     "two devices": {},
     "two devices by a kvstore": {"kvstore": "device", "update_on_kvstore": False},
     "two devices by a kvstore that updates": {"kvstore": "device", "update_on_kvstore": True},
-    "two devices by a local kvstore": {"kvstore": "local", "update_on_kvstore": True},
 }
 SCENARIOS.update((name, partial(on_two_devices, store)) for name, store in STORES.items())
 

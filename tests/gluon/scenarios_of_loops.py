@@ -32,10 +32,6 @@ def twice(loss: Any) -> None:
 SIZES = [16, 5, 16, 32, 7, 5, 32]
 #: Of a net, a batch and the number of a step: what is recorded, and options of `train`.
 LOSSES: dict[str, tuple[Callable[[Any, Any, Any, int], Any], dict[str, Any]]] = {
-    "two calls": (
-        lambda net, x, y, k: ((net(x) - net(other(k))) ** 2).mean(axis=1) + LOSS(net(x), y),
-        {},
-    ),
     "two calls, gradients of the input": (
         lambda net, x, y, k: LOSS(net(x) + net(x * 2), y),
         {"input_gradient": "write"},
@@ -43,10 +39,6 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any, int], Any], dict[str, Any]]] = 
     "three calls then added": (
         lambda net, x, y, k: sum(LOSS(out, y) for out in [net(x), net(other(k)), net(x)]),
         {},
-    ),
-    "gradients of the input": (
-        lambda net, x, y, k: LOSS(net(x * 2 if k % 2 else x), y),
-        {"input_gradient": "write", "steps": 4},
     ),
     "gradients added over calls": (
         lambda net, x, y, k: LOSS(net(x) + net(x * 2) if k == 1 else net(x), y),
@@ -73,20 +65,6 @@ SCENARIOS.update((name, partial(of_loss, name)) for name in LOSSES)
 
 
 # Calls of several blocks, and of several kinds
-
-
-@scenario
-def adversaries(prepare: Prepare) -> Arrays:
-    maker, judge = prepare(mlp("maker_", 20)), prepare(mlp("judge_", 1))
-    loss_of = gluon.loss.SigmoidBinaryCrossEntropyLoss()
-    ones, zeros = mx.nd.ones((16,)), mx.nd.zeros((16,))
-
-    def loss(x: Any, y: Any, k: int) -> Any:
-        fake = maker(other(k))
-        judged = loss_of(judge(x), ones) + loss_of(judge(fake.detach()), zeros)
-        return judged + loss_of(judge(fake), ones)
-
-    return train((maker, judge), loss)
 
 
 @scenario
@@ -119,14 +97,6 @@ def one_net_in_two_blocks(prepare: Prepare) -> Arrays:
     two.add(body, initialized(nn.Dense(5, prefix="above_")))
     together(prepare(two), prepare(one), two)
     return left_in(one, two)
-
-
-@scenario
-def two_blocks_with_the_same_parameters(prepare: Prepare) -> Arrays:
-    one, two = mlp("net_", drop=0), nn.HybridSequential(prefix="other_")
-    two.add(*one)
-    together(prepare(one), prepare(two), one)
-    return left_in(one)
 
 
 @scenario
@@ -304,9 +274,7 @@ SCENARIOS.update(
 #: Of an input and the weights: the variables whose gradients ``autograd.grad`` makes.
 VARIABLES: dict[str, Callable[[Any, Any], Any]] = {
     "input": lambda x, weights: x,
-    "weights": lambda x, weights: weights,
     "both": lambda x, weights: [weights[2], x],
-    "first weight": lambda x, weights: weights[:1],
     "last weight": lambda x, weights: weights[-1],
 }
 

@@ -83,9 +83,6 @@ def train_marked(
 
 for _mark, _when in (
     (added, "after"),
-    (added_in_place, "before"),
-    (frozen, "before"),
-    (elsewhere, "midway"),
     (in_one_array, "after"),
     (each_in_its_way, "before"),
     (each_in_its_way, "after"),

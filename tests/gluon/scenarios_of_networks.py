@@ -8,16 +8,12 @@ import memonger  # noqa: F401  before mxnet
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
-from mxnet.gluon import nn, rnn
+from mxnet.gluon import nn
 
-from blocks import LOSS, Arrays, Prepare, Residual, Transformer
-from blocks import batch, images, initialized, layers, left_in
+from blocks import LOSS, Arrays, Prepare
+from blocks import batch, initialized, layers
+import opaque_networks  # noqa: F401  which registers an operator
 from scenarios import scenario, train
-
-
-@scenario
-def convolutions(prepare: Prepare) -> Arrays:
-    return train(prepare(initialized(Residual(prefix="net_"))), batches=images)
 
 
 def within(outer: Any, prepare_it: Prepare, prepare_its_part: Prepare) -> Arrays:
@@ -84,46 +80,11 @@ def outputs_that_are_one_or_inputs(prepare: Prepare) -> Arrays:
     return {**train(net, loss, 5, before=before, input_gradient="write"), **kept}
 
 
-class Cells(nn.HybridBlock):
-    """A fused LSTM, whose states are inputs and outputs, and cells that are unrolled."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.cell, self.fused, self.top = rnn.LSTMCell(16), rnn.LSTM(16), nn.Dense(10)
-
-    def hybrid_forward(self, F: Any, x: Any, states: Any) -> Any:
-        x, states = self.fused(x, states)
-        x, _ = self.cell.unroll(6, x, layout="TNC", merge_outputs=True)
-        return self.top(F.tanh(F.mean(x, axis=0))), states
-
-
-@scenario
-def recurrent_layers(prepare: Prepare) -> Arrays:
-    net = prepare(initialized(Cells(prefix="cells_")))
-    states = net.fused.begin_state(16)
-
-    def loss(x: Any, y: Any, k: int) -> Any:
-        nonlocal states
-        out, states = net(x.reshape((16, 6, 8)).swapaxes(0, 1), states)
-        states = [state.detach() for state in states]
-        return LOSS(out, y)
-
-    return train(net, loss, batches=lambda k: batch(k, 16, 6 * 8))
-
-
 def sentences(number: int) -> Any:
     """Return words, the lengths of sentences, and labels."""
     random = np.random.RandomState(number)
     words, lengths = random.randint(0, 50, (4, 12)), random.randint(3, 13, 4)
     return [mx.nd.array(words), mx.nd.array(lengths)], mx.nd.array(random.randint(0, 10, 4))
-
-
-@scenario
-def attention(prepare: Prepare, **how: Any) -> Arrays:
-    net = prepare(initialized(Transformer(prefix="net_")))
-    options = {"optimizer": "adam", "learning_rate": 1e-3, **how}
-    return train(net, lambda x, y, k: LOSS(net(*x), y), batches=sentences, **options)
 
 
 class Tagger(nn.HybridBlock):
@@ -226,45 +187,6 @@ def sparse_inputs(prepare: Prepare) -> Arrays:
     return {**train(net, loss, batches=batches), **found}
 
 
-class Scaling(mx.operator.CustomOp):
-    """Keeps something of its forward pass for the backward pass, and moves an auxiliary state."""
-
-    def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
-        x, scale = in_data
-        self.kept = mx.nd.sigmoid(x)
-        self.assign(out_data[0], req[0], x * self.kept * scale)
-        self.assign(out_data[1], req[1], x * 3)
-        if is_train:
-            aux[0][:] = 0.9 * aux[0] + 0.1 * mx.nd.mean(x, axis=0)
-
-    def backward(
-        self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
-    ) -> None:
-        (x, scale), (gradient, other_gradient) = in_data, out_grad
-        slope = self.kept + x * self.kept * (1 - self.kept)
-        self.assign(in_grad[0], req[0], gradient * scale * slope + other_gradient * 3 + aux[0])
-        self.assign(in_grad[1], req[1], mx.nd.sum(gradient * x * self.kept, axis=0, keepdims=True))
-
-
-@mx.operator.register("gluon_test_scaling")
-class ScalingProp(mx.operator.CustomOpProp):
-    def list_arguments(self) -> list[str]:
-        return ["data", "scale"]
-
-    def list_outputs(self) -> list[str]:
-        return ["scaled", "other"]
-
-    def list_auxiliary_states(self) -> list[str]:
-        return ["mean"]
-
-    def infer_shape(self, shapes: Any) -> Any:
-        data = shapes[0]
-        return [data, [1, data[1]]], [data, data], [[data[1]]]
-
-    def create_operator(self, *_: Any) -> Any:
-        return Scaling()
-
-
 class Customs(nn.HybridBlock):
     """Layers around an operator that is written in Python."""
 
@@ -276,8 +198,8 @@ class Customs(nn.HybridBlock):
             self.mean = self.params.get("mean", shape=(32,), grad_req="null", init="zeros")
 
     def hybrid_forward(self, F: Any, x: Any, scale: Any, mean: Any) -> Any:
-        a, b = F.Custom(self.first(x), scale, mean, op_type="gluon_test_scaling", name="a")
-        return self.last(a + F.tanh(b))
+        a, b = F.Custom(self.first(x), scale, mean, op_type="tests_scaled", name="a")
+        return self.last(F.broadcast_add(a, F.tanh(b)))
 
 
 @scenario
@@ -293,41 +215,3 @@ def operators_written_in_python(prepare: Prepare) -> Arrays:
         return LOSS(net(x) + net(x * 2) if k % 2 else net(x), y)
 
     return train(net, loss, 4, before=before)
-
-
-class Siblings(nn.HybridBlock):
-    """Calls the same layers on all its inputs, which it returns, gated, too."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.layers, self.last = layers("layers_", 16, drop=0), nn.Dense(10)
-
-    def hybrid_forward(self, F: Any, *inputs: Any) -> Any:
-        total = F.add_n(*[self.layers(x) for x in inputs])
-        gate = F.slice_axis(total, axis=1, begin=0, end=1)
-        return (self.last(total), *[F.broadcast_mul(F.tanh(x), gate) for x in inputs])
-
-
-@scenario
-def layers_called_on_inputs_that_want_gradients(prepare: Prepare) -> Arrays:
-    """The statistics move in the order of gradients, which the wanted ones decide."""
-    net, left = prepare(initialized(Siblings(prefix="net_"))), {}
-    for wanted in ((), (0, 1, 2), (1,), (2, 0)):
-        inputs = [batch(k, 64)[0] for k in range(3)]
-        for k in wanted:
-            inputs[k].attach_grad()
-        with autograd.record():
-            loss = sum(output.mean() for output in net(*inputs))
-        loss.backward()
-        found = {**left_in(net), **{f"x {k}": inputs[k].grad.asnumpy() for k in wanted}}
-        left.update({f"{wanted} {name}": array for name, array in found.items()})
-    return left
-
-
-@scenario
-def a_symbol_block(prepare: Prepare) -> Arrays:
-    x = mx.sym.var("image")
-    net = gluon.SymbolBlock(layers("net_")(x), [x])
-    net.initialize()
-    return train(prepare(net))

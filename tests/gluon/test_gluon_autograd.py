@@ -14,9 +14,9 @@ import numpy as np
 from memonger import MemongerError
 from mxnet import autograd
 
-from blocks import HOWS, LOSS, batch, different, mlp, planned, step, taught, trainer
+from blocks import LOSS, batch, different, mlp, planned, step, taught, trainer
 from interrupting import interrupted
-from planned import run_code
+from planned import HOWS, run_code
 
 
 def test_second_derivatives_of_a_planned_block_are_refused() -> None:

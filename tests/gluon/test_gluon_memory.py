@@ -89,10 +89,6 @@ def test_plans_stay_bound_for_the_latest_32_shapes(freed: list[threading.Thread]
 
 
 DENSE: Any = nn.Dense, {"units": 64}, 30, (8192, 64)
-CONVOLUTIONS: Any = (
-    nn.Conv2D, {"channels": 384, "kernel_size": 3, "padding": 1, "in_channels": 384}, 12,
-    (4, 384, 8, 8),
-)  # fmt: skip
 
 
 def grown(net: Any, sizes: list[int], plans: bool, inference: int) -> float:
@@ -128,13 +124,6 @@ def test_a_process_grows_by_one_pool_for_batches_of_all_sizes() -> None:
     several = growth(DENSE, [7800, 8192, 8000, 7600], True, 2)
     assert marks < 0.5 * plain
     assert several < 2.5 * marks  # MXNet and MKLDNN take some MB for each size beside the pool
-
-
-@pytest.mark.slow
-def test_an_inference_before_the_plan_takes_no_memory_from_it() -> None:
-    """MKLDNN lays weights out for inference, 61 MB of them, which training would copy."""
-    with_inference, without = (growth(CONVOLUTIONS, [4] * 3, True, rows) for rows in (4, 0))
-    assert with_inference <= without
 
 
 def test_calls_that_are_never_differentiated_share_two_pools(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 
 import memonger
 import mxnet as mx
@@ -11,9 +10,8 @@ from memonger.graph.operators.recompute import CPU, UNREAD_ANYWHERE, UNREAD_UNFU
 from memonger.graph.operators.recompute import tolerates_unread, why_kept
 
 from drawn_schedules import work_of
-from observing import verdicts
 from operator_cases import ALL_CASES, CASES, CASES_OF_NP, SMALL_SHAPES, inner, small_net
-from planned import elsewhere, forward, marked, nodes, positive, with_marks
+from planned import forward, marked, nodes, positive, with_marks
 
 ON_CPU: frozenset[str] = frozenset((CPU,))
 
@@ -60,30 +58,6 @@ def test_every_entry_of_the_table_is_tried() -> None:
     tried = {n["op"] for s in symbols for n in nodes(s) if n["name"] in inner(s)}
     conditional = {"BatchNorm", "Convolution", "Deconvolution", "UpSampling"}
     assert (UNREAD_ANYWHERE | UNREAD_UNFUSED | conditional) - tried == set() and len(tried) >= 100
-
-
-#: Operators whose gradient cannot be observed on a CPU, by what MXNet says. Those of GPUs and of
-#: sparse arrays it makes there alone; of the others, with these inputs, it makes none anywhere.
-UNOBSERVED = {
-    "only available for GPU": "_contrib_count_sketch _contrib_fft _contrib_ifft",
-    "Operator not implemented": "_sparse_retain _square_sum",
-    "Invalid Parameter format": "sort",
-    "not returning enough gradient": "_npi_gamma _npi_uniform _npi_uniform_n",
-    "Number of inputs to operator": """_npi_copysign_scalar _npi_ediff1d _npi_gumbel _npi_logistic
-        _npi_normal _npi_normal_n _npi_rcopysign_scalar""",
-}
-
-
-@pytest.mark.exhaustive
-def test_what_cannot_be_observed_of_all_operators() -> None:
-    """All others that are tried are observed, or MXNet says that they have no gradient."""
-    verdict_of, _ = elsewhere(verdicts)
-    words_of = {op: words for words, ops in UNOBSERVED.items() for op in ops.split()}
-    unobserved = {op for op, said in verdict_of.items() if said.startswith("MXNet cannot")}
-    assert unobserved == words_of.keys()
-    assert all(words in verdict_of[op] for op, words in words_of.items())
-    verdict = collections.Counter(verdict_of.values())
-    assert verdict["observed"] > 400 and verdict["not tried"] < 150
 
 
 def test_what_is_computed_on_gpus_alone_is_refused_by_schedules() -> None:

@@ -10,10 +10,7 @@ import numpy as np
 from mxnet.gluon import nn
 
 from modules import seed
-from planned import HOWS as planned_hows
 
-#: How a block is prepared, in place of ``net.hybridize()``: by plans that recompute.
-HOWS: dict[str, dict[str, Any]] = {**planned_hows, "budget": {"budget": "80%"}}
 PATIENCE = 0.05
 LAYERS = 5  # of `layers`, and one more
 OPERATORS = 4 * LAYERS + 1
@@ -75,58 +72,6 @@ class TwoInputs(nn.HybridBlock):
     def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:
         left, right = self.one(x), self.other(y)
         return self.top(left + right), [left * 2, right, F.identity(x)]
-
-
-class Attention(nn.HybridBlock):
-    """A layer of a transformer's encoder."""
-
-    def __init__(self, units: int, heads: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.heads = heads
-        with self.name_scope():
-            self.project = nn.Dense(3 * units, flatten=False)
-            self.mix = nn.Dense(units, flatten=False)
-            self.wide = nn.Dense(4 * units, flatten=False, activation="relu")
-            self.narrow = nn.Dense(units, flatten=False)
-            self.first, self.second = nn.LayerNorm(), nn.LayerNorm()
-            self.drop = nn.Dropout(0.1)
-
-    def hybrid_forward(self, F: Any, x: Any, lengths: Any) -> Any:  # x: (batch, words, units)
-        packed = F.transpose(self.project(x), (1, 0, 2))
-        scores = F.contrib.interleaved_matmul_selfatt_qk(packed, heads=self.heads)
-        lengths_of_heads = F.repeat(lengths, repeats=self.heads)
-        weights = self.drop(
-            F.softmax(
-                scores,
-                lengths_of_heads.expand_dims(1).broadcast_like(
-                    scores, lhs_axes=(1,), rhs_axes=(1,)
-                ),
-                use_length=True,
-                axis=-1,
-            )
-        )
-        mixed = F.contrib.interleaved_matmul_selfatt_valatt(packed, weights, heads=self.heads)
-        x = self.first(x + self.drop(self.mix(F.transpose(mixed, (1, 0, 2)))))
-        return self.second(x + self.drop(self.narrow(self.wide(x))))
-
-
-class Transformer(nn.HybridBlock):
-    """BERT, small: words and the lengths of sentences."""
-
-    def __init__(self, layers: int = 4, units: int = 16, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.words = nn.Embedding(50, units)
-            self.layers = nn.HybridSequential()
-            for _ in range(layers):
-                self.layers.add(Attention(units, 2))
-            self.top = nn.Dense(10)
-
-    def hybrid_forward(self, F: Any, words: Any, lengths: Any) -> Any:
-        x = self.words(words)
-        for layer in self.layers:
-            x = layer(x, lengths.astype("int32"))
-        return self.top(F.slice_axis(x, axis=1, begin=0, end=1))
 
 
 def batch(number: int, size: int = 16, features: int = 20) -> tuple[Any, Any]:

@@ -6,7 +6,6 @@ import functools
 import os
 import random
 import sys
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from memonger.planners.trees.search import ScheduleSearch
 from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, NOTHING, Steps
 from memonger.planners.trees.trees import binomial_tree
 from memonger.support.kernels import compiled
-from memonger.schedules.schedule import Schedule, check, plain
+from memonger.schedules.schedule import Schedule, check
 from memonger.schedules.training_step import TrainingStep
 from memonger.schedules.expand import make_parts
 from memonger.schedules.expand import build_step
@@ -220,54 +219,11 @@ def test_a_chain_is_never_worse_than_binomial() -> None:
         assert best.pool_bytes <= binomial.pool_bytes
 
 
-@pytest.mark.parametrize("name", sorted(NETWORKS))
-def test_lazy_trees_recompute_right_before_a_gradient(name: str) -> None:
-    """As others, but an operator is recomputed right before a gradient that needs it."""
-    search = ScheduleSearch(work_of(*NETWORKS[name]()), EFFORT)
-    work, count = search.workload, len(search.problem.node)
-    later = 0
-    for seed in range(20):
-        draw = random.Random(seed)
-        cuts = sorted(draw.sample(range(1, count), draw.randrange(1, min(count, 20))))
-        flat = [node for cut in cuts for node in ((cut, ALIVE), (LEAF, 0))]
-        eager, lazy = np.array([[*flat, (LEAF, 0)], [*flat, (LEAF, LAZY)]], dtype=np.int32)
-        lazy[lazy[:, 0] == LEAF, 1] = LAZY
-        before, after = search.schedule(eager), search.schedule(lazy)
-        same_as_written_out(search, after)
-        assert sorted(before.operations) == sorted(after.operations)
-        later += before.operations.tolist() != after.operations.tolist()
-        segment = np.searchsorted(cuts, np.arange(count), side="right")
-        of = dict(zip(search.problem.node.tolist(), segment.tolist()))
-        forwards: list[int] = []  # what runs before the next gradient, the last first
-        gradients = False
-        for x in after.operations.tolist():
-            if x >= 0:
-                forwards.insert(0, x)
-                continue
-            needed = set(work.reads[~x])
-            for operator in forwards if gradients else ():
-                if of[operator] == of[~x]:
-                    assert operator in needed
-                    needed |= set(work.inputs[operator])
-            forwards, gradients = [], True
-    assert later > 5 or name == "chain"  # there all that is missing is read by the next gradient
-
-
 def test_little_patience_tries_few_trees() -> None:
     work, tried = work_of(*NETWORKS["resnet"]()), []
     for patience in (0.05, 1.0, 4.0):
         tried.append(len(ScheduleSearch(work, EFFORT.times(patience)).initial_trees()))
     assert 12 * tried[0] < tried[1] == tried[2]
-
-
-def test_lazy_trees_of_one_level_are_best_for_recurrent_networks() -> None:
-    search = ScheduleSearch(
-        work_of(*networks.lstm(steps=24, hidden=16, embed=16, labels=10)), EFFORT
-    )
-    trees = search.initial_trees(2 * search.one_pass)
-    lazy = [(point.plan[point.plan[:, 0] == LEAF, 1] == LAZY).all() for point in trees]
-    alive = np.array([point.pool_bytes for point in trees])
-    assert alive[lazy].min() < alive[~np.array(lazy)].min()
 
 
 def test_never_worse_than_what_is_known() -> None:
@@ -338,61 +294,3 @@ def test_the_schedule_does_not_depend_on_the_cores(
     search = ScheduleSearch(work_of(*NETWORKS["chain"]()), EFFORT.times(0.02))
     names, operations = names_of(search), search.least_memory(3.0).plan.operations.tolist()
     assert [names[e] if e >= 0 else "-" + names[~e] for e in operations] == ORDER.split()
-
-
-@pytest.mark.parametrize("find", ["front", "least_memory"])
-def test_progress_never_jumps_back(find: str) -> None:
-    shares: list[float] = []
-    search = ScheduleSearch(
-        work_of(*networks.chain(16, hidden=8, batch=64)), EFFORT.times(0.5), shares.append
-    )
-    getattr(search, find)()
-    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
-    assert len(set(shares)) > 6
-
-
-@pytest.mark.parametrize("after", [0.0, 0.05, 0.2, 0.32, 0.5, 0.9])
-def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
-    """Wherever it comes: while there are initial solutions, or trees that are annealed."""
-    left = [1]
-
-    def interrupt(done: float) -> None:
-        if done >= after and left:
-            left.pop()
-            raise KeyboardInterrupt
-
-    search = ScheduleSearch(work_of(*NETWORKS["resnet"]()), EFFORT.times(0.1), interrupt)
-    unplanned = search.evaluate(plain(search.workload))
-    threads = threading.active_count()
-    best = search.least_memory(2.0)
-    assert search.interrupted and not left and threading.active_count() == threads
-    assert best.time <= 2.0
-    if after > 0.1:
-        assert best.pool_bytes < unplanned.pool_bytes
-    same_as_written_out(search, best.plan)
-    again = search.least_memory(2.0)  # nothing that was found is lost
-    assert not search.interrupted and again.pool_bytes <= best.pool_bytes
-    left.append(1)
-    if after == 0.5:
-        front = search.front()
-        assert len(front) > 3 and search.interrupted
-
-
-def test_work_below_one_pass_is_refused() -> None:
-    search = ScheduleSearch(work_of(*NETWORKS["chain"]()), EFFORT)
-    for work in (0.5, float("nan"), -1):
-        with pytest.raises(memonger.MemongerError, match="give 1 or more, or None"):
-            search.least_memory(work)
-
-
-def test_dropout_draws_once() -> None:
-    """Its mask is kept: in the deepest schedule that is found its draw still comes first."""
-    x = mx.sym.Variable("data")
-    for k in range(8):
-        x = mx.sym.FullyConnected(x, num_hidden=16, name=f"fc{k}")
-        x = mx.sym.Dropout(mx.sym.tanh(x, name=f"tanh{k}"), p=0.5, name=f"drop{k}")
-    x = mx.sym.MakeLoss(mx.sym.sum(x), name="loss")
-    search = ScheduleSearch(work_of(x, {"data": (64, 16)}), EFFORT.times(0.02))
-    schedule, names = search.least_memory().plan, names_of(search)
-    assert [names[i][:4] for i in schedule.forwards.tolist()].count("drop") > 8
-    same_as_written_out(search, schedule)

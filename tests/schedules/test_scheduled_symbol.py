@@ -19,7 +19,7 @@ import pytest
 from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
 from mxnet.contrib import amp
 
-from drawn_schedules import everything, nested, plain, work_of
+from drawn_schedules import everything, nested, work_of
 from modules import BATCH, IMAGES, SHAPES, batch_arrays, bound, filled, net, planned, same, stepped
 from planned import elsewhere
 
@@ -80,31 +80,6 @@ def test_head_gradients_may_be_an_array_a_list_or_a_dict() -> None:
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])
-@pytest.mark.parametrize("where", ["first", "last", "amid"])
-def test_the_slope_of_prelu_is_computed_in_place_where_mxnet_does(
-    where: str, request_: str
-) -> None:
-    """There it is wrong (``reads_overwritten``), and a schedule has to leave it so."""
-    with mx.name.NameManager():
-        x = S.Variable("data")
-        if where != "first":
-            x = S.FullyConnected(x, num_hidden=7)
-        x = S.LeakyReLU(x, act_type="prelu", name="prelu")
-        if where != "last":
-            x = S.tanh(S.FullyConnected(x, num_hidden=7))
-    shapes, heads = {"data": (5, 7)}, [mx.nd.array(np.random.RandomState(9).normal(size=(5, 7)))]
-    work = work_of(x, shapes, x.list_arguments())
-    stepped_by = []
-    for symbol in (x, *(scheduled(x, make(work)) for make in (plain, everything))):
-        executor = symbol.simple_bind(mx.cpu(), grad_req=request_, **shapes)
-        for k, array in enumerate(executor.arg_arrays):
-            array[:] = mx.nd.array(np.random.RandomState(k).normal(size=array.shape))
-        stepped_by.append(stepped(executor, heads))
-    for other in stepped_by[1:]:
-        same(stepped_by[0], other)
-
-
-@pytest.mark.parametrize("request_", ["write", "add"])
 def test_reshaped_it_trains_alike(request_: str) -> None:
     """With the parameters and the states of the one that was reshaped."""
     # Nobody writes the gradient of a label, not even zeros.
@@ -161,16 +136,6 @@ def test_gradients_are_arrays_of_their_own() -> None:
         array[:] = 0
     assert np.array_equal(executor.outputs[0].asnumpy(), [2, 4, 6])
     assert np.array_equal(executor.outputs[1].asnumpy(), executor.arg_dict["z"].asnumpy())
-
-
-def test_arrays_are_shared_by_a_buffer_only() -> None:
-    """MXNet makes new ones without (``src/executor/graph_executor.cc``)."""
-    for symbol in (net(), planned()):
-        one = symbol.simple_bind(mx.cpu(), **SHAPES)
-        names = [name for name in symbol.list_arguments() if name not in SHAPES]
-        other = symbol.simple_bind(mx.cpu(), shared_exec=one, shared_arg_names=names, **SHAPES)
-        one.arg_dict["fc_weight"][:] = 7
-        assert not other.arg_dict["fc_weight"].asnumpy().any()
 
 
 def test_an_executor_is_freed_when_it_is_let_go() -> None:

@@ -149,28 +149,6 @@ def test_training_and_scoring_in_turns_leave_the_bits_of_no_plan(
     assert outcomes == ["equal"] * (last - first)
 
 
-def test_training_and_inference_do_not_mix() -> None:
-    """A step that has been started is not told that it is inference now; without waiting for it."""
-    for _ in range(2):
-        module, data, outputs = module_of(by_schedule(net())), first(BATCH), []
-        for wait in (mx.nd.waitall, lambda: None):
-            mx.random.seed(1)
-            executor = module._exec_group.execs[0]
-            executor.copy_params_from(
-                {}, {n: mx.nd.ones(a.shape) for n, a in executor.aux_dict.items()}
-            )
-            module.forward(data, is_train=True)
-            wait()
-            module.backward()
-            wait()
-            module.forward(data, is_train=False)
-            wait()
-            scored = module.get_outputs()[0].copy()
-            module.forward(data, is_train=True)
-            outputs.append([scored.asnumpy(), module.get_outputs()[0].asnumpy()])
-        assert np.array_equal(outputs[0], outputs[1])
-
-
 def test_gradients_that_another_executor_has_overwritten() -> None:
     """One of MXNet's own, which uses the memory without a word: they are lost, nothing else is."""
 
@@ -195,36 +173,6 @@ def test_gradients_that_another_executor_has_overwritten() -> None:
     with environment(MXNET_SUBGRAPH_BACKEND="NONE"):
         for one, other in zip(scores(net()), scores(by_schedule(net()))):
             assert np.array_equal(one, other)
-
-
-def differentiated(symbol: Any, request: str, turns: str) -> list[bytes]:
-    """Train (t) and run the backward pass after inferences (i), or infer alone (s)."""
-    executor = symbol.simple_bind(mx.cpu(), request, **SHAPES)
-    random, seen = Random(0), []
-    for name, array in [*executor.arg_dict.items(), *executor.aux_dict.items()]:
-        array[:] = random.uniform(0, 0.5, array.shape)
-        if executor.grad_dict.get(name) is not None:
-            executor.grad_dict[name][:] = 1
-    grads = [a for n, a in executor.grad_dict.items() if n != "softmax_label"]  # MXNet writes none
-    arrays = [*executor.outputs, *grads, *executor.aux_arrays]
-    for turn in turns:
-        mx.random.seed(1)
-        executor.forward(turn == "t", data=mx.nd.array(random.uniform(size=SHAPES["data"])))
-        if turn != "s":
-            executor.backward()
-        mx.nd.waitall()
-        seen += [array.asnumpy().tobytes() for array in arrays]
-    return seen
-
-
-@pytest.mark.parametrize("request_", ["write", "add"])
-def test_gradients_of_inferences_are_those_of_the_network(request_: str, caplog: Any) -> None:
-    turns = "tsiitsi"
-    planned = by_schedule(net())
-    assert differentiated(planned, request_, turns) == differentiated(net(), request_, turns)
-
-    differentiated(planned, request_, turns)
-    assert sum("is_train=False" in message for message in caplog.messages) == 1
 
 
 def test_an_inference_that_cannot_be_run_again_is_refused_once() -> None:

@@ -7,10 +7,8 @@ import os
 import pickle
 import resource
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +100,6 @@ def test_sizes_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="longer than those of the archive"):
         compiled.record(archive, 1, 0.5, np.ones(4, dtype=np.int32))
     assert archive.states.tolist() == [[1, 1, 1], [0, 0, 0]]
-
-
-def test_ctrl_c_while_compiled_code_runs() -> None:
-    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    key = np.zeros(2**22, dtype=np.int32)
-    with pytest.raises(KeyboardInterrupt):
-        for _ in range(1000):  # until it comes
-            compiled.group_by_key(key, 1)
-    timer.join()
 
 
 def copied(folder: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from pathlib import Path
@@ -154,40 +153,6 @@ def test_all_else_is_handed_on(capfd: pytest.CaptureFixture[str]) -> None:
     os.write(2, b", after\n")
     said = capfd.readouterr().err.splitlines()
     assert said == ["first", "second", "third", "unfinished, after"]
-
-
-WITHOUT_MKLDNN = """
-import sys
-import memonger, mxnet as mx
-from mxnet.gluon import nn
-
-net = nn.HybridSequential()
-for _ in range(3):
-    net.add(nn.Conv2D(8, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"))
-net.add(nn.Dense(4))
-net.initialize()
-how = sys.argv[1]
-net.hybridize() if how == "hybridize" else memonger.gluon.plan(net, how=how)
-with mx.autograd.record():
-    loss = net(mx.nd.ones((4, 3, 16, 16))).sum()
-loss.backward()
-mx.nd.waitall()
-"""
-
-
-@functools.lru_cache(None)
-def fallbacks(way: str) -> int:
-    """Return how often MXNet tells of one."""
-    done = run_python("-W", "ignore", "-c", WITHOUT_MKLDNN, way, MXNET_MKLDNN_ENABLED="0")
-    assert done.returncode == 0, done.stderr
-    return done.stderr.count("fallback detected")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how, more", [("marks", 4), ("schedule", 0)])
-def test_storage_types_are_told_of_what_is_trained_alone(how: str, more: int) -> None:
-    """Marks tell of an operator that is marked too, and of the stub's own."""
-    assert 0 < fallbacks(how) <= fallbacks("hybridize") + more
 
 
 #: MXNet is found by a finder alone, as that of an editable installation.

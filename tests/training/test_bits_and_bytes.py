@@ -1,7 +1,8 @@
-"""One table: what is trained by marks and by schedules, to the same bits in the memory predicted.
+"""One table: what is trained by marks, by schedules and by Gluon, and in which memory.
 
 Its rows are operators, each alone, inside a network, and behind a convolution, and networks.
-``tests/gluon/test_gluon_bits.py`` has the table of blocks.
+Columns compare the bits with those without a plan, and the memory taken with the memory predicted.
+``tests/gluon/test_gluon_bits.py`` trains blocks in all the ways of Gluon.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from memonger.support.mxnet import environment
 
 import modules
 from alive import check_memory
+from blocks import Arrays, Prepare
 from drawn_schedules import LEVELS, work_of
 from operator_cases import ALL_CASES, BLOCKED_SHAPES, CASES, PLANNED_SHAPES, READERS
 from operator_cases import SMALL_SHAPES, blocked_net, inner, planned_net, small_net
 from planned import as_module, assert_alike, assert_bound, forward, is_trainable, positive
 from planned import rules_of, run_code
+from scenarios import train, unlike_plain
 from zoo import DETECTION, OPAQUE, OUTPUTS, TINY, Network, drawn
 
 S = mx.sym
@@ -100,8 +103,9 @@ def operators() -> Iterator[tuple[str, Row, Any]]:
     Alone all operators are tried in CI, few of them quickly; elsewhere those that show more.
     """
     for k, name in enumerate(KNOWN):
-        levels = ("everything", "one level") if k % 3 == 0 or name in ADDED else ("everything",)
-        row = operator(name, "alone", levels, alone=inner, shares=(1,), added="one level")
+        added = ["one level"] * (k % 3 == 0 or name in ADDED)
+        levels = ("everything", *added)
+        row = operator(name, "alone", levels, alone=inner, shares=(1,), added="".join(added))
         mark = QUICK if k % 6 == 0 or name in ADDED or name in TELLING else SLOW
         yield f"{name} alone", row, mark if name in CASES else BY_HAND
         mark = QUICK if name in LAID_OUT or name in TELLING else BY_HAND
@@ -285,6 +289,36 @@ def test_schedules_change_no_bit_and_take_what_is_predicted(name: str) -> None:
         step = step_for(graph, schedule, requests, has_mkldnn(mx.cpu()))
         assert taken == predict_step(step).pool_bytes
         check_memory(step)
+
+
+class Positive(mx.init.Initializer):
+    """Values in [0, 0.5) of all parameters and states, whatever their names are."""
+
+    def __call__(self, _: Any, array: Any) -> None:
+        array[:] = mx.nd.random.uniform(0, 0.5, array.shape)
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet", "transformer", "cells", "fused cells", "unet, kept copies"]
+)
+def test_blocks_change_no_bit(name: str) -> None:
+    """Each network is a block, whose inputs are its data and labels."""
+
+    def trained(prepare: Prepare) -> Arrays:
+        symbol, shapes = ROWS[name][0].build()
+        net = mx.gluon.SymbolBlock(symbol, [S.var(name) for name in shapes])
+        net.initialize(Positive())
+
+        def drawn_batch(k: int) -> Any:
+            random = np.random.RandomState(k)
+            return [mx.nd.array(random.uniform(0, 3, shape)) for shape in shapes.values()], None
+
+        prepare(net)
+        return train(
+            net, lambda x, y, k: net(*x), batches=drawn_batch, backward=mx.autograd.backward
+        )
+
+    assert unlike_plain(trained) == {}
 
 
 def test_foreach_in_a_planned_network_changes_no_bit() -> None:

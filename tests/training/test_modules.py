@@ -34,8 +34,8 @@ def numbered(arrays: Iterable[Any]) -> dict[str, Any]:
 
 
 def images(handle: str = "pad") -> Any:
-    if handle != "partial":
-        return mx.io.NDArrayIter(IMAGES, LABELS, BATCH, last_batch_handle=handle)
+    if handle == "pad":
+        return mx.io.NDArrayIter(IMAGES, LABELS, BATCH)
     parts = [slice(k, k + BATCH) for k in range(0, len(IMAGES), BATCH)]
     return Batches([batch_of(IMAGES[p], LABELS[p]) for p in parts], *SHAPES.values())
 
@@ -89,28 +89,6 @@ def steps(build: Build, loss: bool = True, **more: Any) -> dict[str, Any]:
         module.forward(first(size, loss), is_train=False)
         look()  # the gradients are still there
     return numbered(results)
-
-
-def bound_again(build: Build) -> dict[str, Any]:
-    """Bind for inference, for training with other shapes, and reshape."""
-    symbol, arrays = build(), []
-    module = mx.mod.Module(symbol)
-    mx.random.seed(2)
-    for size, training in ((BATCH, True), (16, False), (48, True)):
-        module.bind(*sized(size), for_training=training, force_rebind=True)
-        module.init_params(mx.init.One(), arg_params=parameters(symbol), force_init=True)
-        if training:
-            module.init_optimizer(force_init=True)
-            module.reshape(*sized(size + 8))
-        for batch in (size + 8, size) if training else (size,):
-            module.forward(first(batch), is_train=training)
-            if training:
-                module.backward()
-                module.update()
-            mx.nd.waitall()
-            arrays.append(module.get_outputs()[0].asnumpy())
-        arrays += trained(module).values()
-    return numbered(arrays)
 
 
 def evaluated(between: Callable[[Any], None], build: Build) -> dict[str, Any]:
@@ -191,7 +169,6 @@ def score(module: Any) -> None:
 MIXED = {"fc_weight": "add", "convolution1_weight": "write", "batchnorm2_gamma": "add"}
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fit": (fitted, {}),
-    "roll over": (fitted, {"handle": "roll_over"}),
     "partial batch": (fitted, {"handle": "partial"}),
     "uneven devices": (fitted, {"devices": 2, "module": {"work_load_list": [1, 3]}}),
     "devices, partial batch": (fitted, {"devices": 2, "handle": "partial"}),
@@ -199,7 +176,6 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "adam": (fitted, {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}}),
     "monitored": (fitted, {"monitor": True}),
     "body frozen": (functools.partial(frozen, lambda name: name[:2] != "fc"), {}),
-    "norms frozen": (functools.partial(frozen, lambda name: name.startswith("batchnorm")), {}),
     "biases frozen": (functools.partial(frozen, lambda name: name.endswith("bias")), {}),
     "write": (steps, {}),
     "add": (steps, {"grad_req": "add"}),
@@ -208,7 +184,6 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "input gradients, added": (steps, {"inputs_need_grad": True, "grad_req": "add"}),
     "no loss": (steps, {"loss": False}),
     "no loss, added": (steps, {"loss": False, "grad_req": "add", "inputs_need_grad": True}),
-    "bound again": (bound_again, {}),
     "scored between": (functools.partial(evaluated, score), {}),
     "reshaped between": (
         functools.partial(evaluated, lambda module: module.reshape(*sized(5))),
@@ -255,7 +230,7 @@ def fitted_unrolled(request: str) -> dict[str, Any]:
 @pytest.mark.parametrize("request_", ["write", "add"])
 @pytest.mark.parametrize(
     "planned, chosen",
-    [(marked_unrolled, {3, 5, 8}), *((planned_unrolled, c) for c in ({3, 5, 8}, {8}, {3, 5}))],
+    [(marked_unrolled, {3, 5, 8}), (planned_unrolled, {3, 5, 8}), (planned_unrolled, {3, 5})],
 )
 def test_a_plan_changes_no_bit_of_buckets(planned: Any, chosen: Any, request_: str) -> None:
     def network(steps: int) -> Any:

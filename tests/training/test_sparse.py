@@ -100,7 +100,7 @@ def test_sparse_operators_train_by_marks_as_they_are(name: str, tmp_path: Any) -
         network = make()
     shapes = {"data": batch(network, 0).data[0].shape}
     options: Any = {"how": "auto", "budget": "97%", "patience": 0.05}
-    plan = memonger.plan(network, shapes, grad_req=learned(network), **{"how": "marks", **options})
+    plan = memonger.plan(network, shapes, grad_req=learned(network), **options)
     assert plan.schedule is None and plan.exact
     assert plan.pool_bytes < plan.unplanned_bytes
     assert marked(plan.symbol) and not {*marked(plan.symbol)} & {*kept}
@@ -147,18 +147,6 @@ def test_a_schedule_holds_no_sparse_array_of_its_own() -> None:
     network = layers(S.sparse.dot(S.cast_storage(dense, stype="csr", name="cast"), S.var("w")))
     with pytest.raises(MemongerError, match="'cast' .* makes a sparse array.*how='marks'"):
         memonger.plan(network, {"data": (8, 20), "w": (20, 64)}, how="schedule", work=2.0)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_session_plans_sparse_networks(name: str, capfd: Any) -> None:
-    with mx.name.NameManager():
-        network = NETWORKS[name][0]()
-    expected = trained(network, network)
-    with memonger.enable(how="marks", cache=False, patience=0.05) as session:
-        arrays = trained(network, network)
-    assert all(map(np.array_equal, expected, arrays))
-    assert [bool(plan.recomputed) for plan in session.plans] == [True]
-    assert "trains without a plan" not in capfd.readouterr().err
 
 
 def bound(by_type: bool) -> Any:

@@ -50,7 +50,7 @@ def test_the_plan_of_the_original_is_the_recorded_one(name: str) -> None:
 @pytest.mark.parametrize("name", BOUND)
 def test_what_a_plan_tells_is_what_mxnet_binds(name: str) -> None:
     symbol, shapes = LARGE[name]()
-    plan = memonger.plan(symbol, shapes, **{"how": "marks", **QUICK})
+    plan = memonger.plan(symbol, shapes, how="marks", **QUICK)
     assert plan.exact and plan.counted_bytes < plan.candidates["no plan"]
     for net, predicted in (symbol, plan.candidates["no plan"]), (plan.symbol, plan.counted_bytes):
         bound = read_planned_mb(bind(net, forward(net, shapes), mx.cpu()))
