@@ -193,7 +193,7 @@ def test_found_trees_are_right(name: str) -> None:
     trees = search.initial_trees()
     assert len(trees) > 3
     for point in trees[:: max(1, len(trees) // 8)]:
-        schedule = search.schedule(point.plan)
+        schedule = search.schedule(point.recipe)
         same_as_written_out(search, schedule)
         cost = search.evaluate(schedule)
         assert cost.pool_bytes == point.pool_bytes
@@ -265,7 +265,7 @@ def test_lazy_trees_of_one_level_are_best_for_recurrent_networks() -> None:
         work_of(*networks.lstm(steps=24, hidden=16, embed=16, labels=10)), EFFORT
     )
     trees = search.initial_trees(2 * search.one_pass)
-    lazy = [(point.plan[point.plan[:, 0] == LEAF, 1] == LAZY).all() for point in trees]
+    lazy = [(point.recipe[point.recipe[:, 0] == LEAF, 1] == LAZY).all() for point in trees]
     alive = np.array([point.pool_bytes for point in trees])
     assert alive[lazy].min() < alive[~np.array(lazy)].min()
 
@@ -292,8 +292,8 @@ def test_the_front_has_schedules_of_every_size_that_nothing_found_quickly_beats(
     assert alive == sorted(set(alive), reverse=True) and works == sorted(set(works))
     assert len(front) > 10 and works[0] == 1 and alive[-1] <= smallest.pool_bytes
     for candidate in front:
-        assert by_memory(search.evaluate(candidate.plan)) == pytest.approx(by_memory(candidate))
-    same_as_written_out(search, front[len(front) // 2].plan)
+        assert by_memory(search.evaluate(candidate.recipe)) == pytest.approx(by_memory(candidate))
+    same_as_written_out(search, front[len(front) // 2].recipe)
     for point in search.initial_trees():
         within = [w for p, w in zip(alive, works) if p <= point.pool_bytes]
         assert min(within) <= point.time / search.one_pass * (1 + 1e-9)
@@ -310,12 +310,12 @@ def test_work_is_what_the_caller_says() -> None:
         front = search.front()
         assert front[0].time == 1
         for candidate in front:
-            counts = np.bincount(candidate.plan.forwards, minlength=len(weights))
+            counts = np.bincount(candidate.recipe.forwards, minlength=len(weights))
             once = weights[list(work.operators)].sum()
             assert (counts * weights).sum() / once == pytest.approx(candidate.time, rel=1e-6)
         cheap = [candidate for candidate in front if candidate.time == 1]
         assert cheap[-1].pool_bytes < front[0].pool_bytes or len(cheap) == 1
-        counts = np.bincount(cheap[-1].plan.forwards, minlength=len(weights))
+        counts = np.bincount(cheap[-1].recipe.forwards, minlength=len(weights))
         assert free[counts > 1].all() and (counts > 1).any()
 
 
@@ -336,7 +336,7 @@ def test_the_schedule_does_not_depend_on_the_cores(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
     search = ScheduleSearch(work_of(*NETWORKS["chain"]()), EFFORT.times(0.02))
-    names, operations = names_of(search), search.least_memory(3.0).plan.operations.tolist()
+    names, operations = names_of(search), search.least_memory(3.0).recipe.operations.tolist()
     assert [names[e] if e >= 0 else "-" + names[~e] for e in operations] == ORDER.split()
 
 
@@ -369,7 +369,7 @@ def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
     assert best.time <= 2.0
     if after > 0.1:
         assert best.pool_bytes < unplanned.pool_bytes
-    same_as_written_out(search, best.plan)
+    same_as_written_out(search, best.recipe)
     again = search.least_memory(2.0)  # nothing that was found is lost
     assert not search.interrupted and again.pool_bytes <= best.pool_bytes
     left.append(1)
@@ -393,6 +393,6 @@ def test_dropout_draws_once() -> None:
         x = mx.sym.Dropout(mx.sym.tanh(x, name=f"tanh{k}"), p=0.5, name=f"drop{k}")
     x = mx.sym.MakeLoss(mx.sym.sum(x), name="loss")
     search = ScheduleSearch(work_of(x, {"data": (64, 16)}), EFFORT.times(0.02))
-    schedule, names = search.least_memory().plan, names_of(search)
+    schedule, names = search.least_memory().recipe, names_of(search)
     assert [names[i][:4] for i in schedule.forwards.tolist()].count("drop") > 8
     same_as_written_out(search, schedule)
