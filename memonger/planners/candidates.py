@@ -29,23 +29,23 @@ class MarkPlan(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:  # type: ignore[misc]  # of ``plan``
+class Candidate:  # type: ignore[misc]  # of ``recipe``
     """A plan that a search has found, and its costs."""
 
     pool_bytes: int  # as the search counts them
     time: float  # added to a step, or all work of a step, in the unit of the search
-    #: A `MarkPlan` or a `Schedule`; within a search, the state or the tree of one.
-    plan: Any  # type: ignore[misc]
+    #: A `MarkPlan` or a `Schedule`; within a search, the state or the tree that encodes one.
+    recipe: Any  # type: ignore[misc]
     origin: str = ""  # the name of the search that found it
     added_time: float | None = None  # as a share of a step without a plan
 
     @property
     def schedule(self) -> Schedule | None:
-        return self.plan if isinstance(self.plan, Schedule) else None
+        return self.recipe if isinstance(self.recipe, Schedule) else None
 
     @property
     def identities(self) -> tuple[SavedIdentity, ...]:
-        return self.plan.identities if isinstance(self.plan, MarkPlan) else ()
+        return self.recipe.identities if isinstance(self.recipe, MarkPlan) else ()
 
     @property
     def recomputes(self) -> bool:
@@ -55,7 +55,7 @@ class Candidate:  # type: ignore[misc]  # of ``plan``
     def recomputed(self, nodes: int = 0) -> Bools | Int64s:
         """Return how often each node is recomputed (int), or for marks whether it is (bool)."""
         schedule = self.schedule
-        return self.plan.mask if schedule is None else schedule.recomputed(nodes)
+        return self.recipe.mask if schedule is None else schedule.recomputed(nodes)
 
     @property
     def key(self) -> Hashable:
@@ -63,7 +63,7 @@ class Candidate:  # type: ignore[misc]  # of ``plan``
         schedule = self.schedule
         if schedule is not None:
             return schedule.operations.tobytes()
-        return self.plan.mask.tobytes(), self.plan.identities
+        return self.recipe.mask.tobytes(), self.recipe.identities
 
 
 @dataclass(frozen=True, eq=False)

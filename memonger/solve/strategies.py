@@ -219,15 +219,15 @@ class Marks(_BaseStrategy):
 
     def predict_memory(self, plan: Candidate) -> Memory:
         """Predict the memory of a plan."""
-        _, rules, mask = drop_unused_identities(self.rules, plan.plan)
+        _, rules, mask = drop_unused_identities(self.rules, plan.recipe)
         return predict_marks(rules.trainings[0], mask, self.held)
 
     def bind_plan(self, plan: Candidate) -> tuple[Candidate, Symbol, Memory]:
         """Make the symbol of a plan, without what MXNet cannot carry out, and bind it."""
         symbol, rules = self.request.symbol, self.rules
         identities = marks.make_inferable(symbol, plan.identities, self.request.spec.shapes)
-        marked, *_ = drop_unused_identities(rules, MarkPlan(plan.plan.mask, identities))
-        plan, native = replace(plan, plan=marked), rules.native(marked.mask)
+        marked, *_ = drop_unused_identities(rules, MarkPlan(plan.recipe.mask, identities))
+        plan, native = replace(plan, recipe=marked), rules.native(marked.mask)
         planned = marks.write(symbol, marked.mask, native, marked.identities)
         return plan, planned, confirm(self.predict_memory(plan), planned, self.request)
 
@@ -350,12 +350,12 @@ class Schedules(_BaseStrategy):
     def predict_memory(self, plan: Candidate) -> Memory:
         return self._memories.get_or_make(
             plan.key,
-            lambda: predict_step(build_step(self.parts_of_step, plan.plan), self.held),
+            lambda: predict_step(build_step(self.parts_of_step, plan.recipe), self.held),
         )
 
     def bind_plan(self, plan: Candidate) -> tuple[Candidate, Symbol, Memory]:
-        schedules.check(self.workload, plan.plan)
-        planned, memory = scheduled(self.request.symbol, plan.plan), self.predict_memory(plan)
+        schedules.check(self.workload, plan.recipe)
+        planned, memory = scheduled(self.request.symbol, plan.recipe), self.predict_memory(plan)
         step, grad_req = memory.replay.training, self.request.grad_req
         assert isinstance(step, TrainingStep)
         planned.find_step(self.graph, grad_req, self.mkldnn, step)

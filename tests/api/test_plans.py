@@ -225,7 +225,7 @@ class Believing(Marks):
 
     def search_smallest(self) -> SearchResult:
         mask = np.array([n.name == "tanh7" for n in self.graph.nodes])
-        plan = dataclasses.replace(super().search_smallest().plans[0], plan=MarkPlan(mask))
+        plan = dataclasses.replace(super().search_smallest().plans[0], recipe=MarkPlan(mask))
         return SearchResult([dataclasses.replace(plan, pool_bytes=0)], False)
 
 

@@ -89,7 +89,7 @@ def test_schedules_step_in_the_memory_predicted(gpu_dry_run: GpuDryRun, name: st
     schedules = {"plain": plain(work), "many levels": nested(work, 4, 1, 0.8)}
     if name in LARGE:
         search = ScheduleSearch(work, SHORT[1].times(0.1))
-        schedules = {str(r): search.least_memory(r).plan for r in (2.0, 4.0, None)}
+        schedules = {str(r): search.least_memory(r).recipe for r in (2.0, 4.0, None)}
     if name == "RNN":
         schedules["everything"] = everything(work)
     symbols = {how: scheduled(symbol, schedule) for how, schedule in schedules.items()}

@@ -192,7 +192,7 @@ def test_found_trees_are_right(name: str) -> None:
     trees = search.initial_trees()
     assert len(trees) > 3
     for point in trees[:: max(1, len(trees) // 8)]:
-        schedule = search.schedule(point.plan)
+        schedule = search.schedule(point.recipe)
         same_as_written_out(search, schedule)
         cost = search.evaluate(schedule)
         assert cost.pool_bytes == point.pool_bytes
@@ -248,8 +248,8 @@ def test_the_front_has_schedules_of_every_size_that_nothing_found_quickly_beats(
     assert alive == sorted(set(alive), reverse=True) and works == sorted(set(works))
     assert len(front) > 10 and works[0] == 1 and alive[-1] <= smallest.pool_bytes
     for candidate in front:
-        assert by_memory(search.evaluate(candidate.plan)) == pytest.approx(by_memory(candidate))
-    same_as_written_out(search, front[len(front) // 2].plan)
+        assert by_memory(search.evaluate(candidate.recipe)) == pytest.approx(by_memory(candidate))
+    same_as_written_out(search, front[len(front) // 2].recipe)
     for point in search.initial_trees():
         within = [w for p, w in zip(alive, works) if p <= point.pool_bytes]
         assert min(within) <= point.time / search.one_pass * (1 + 1e-9)
@@ -266,12 +266,12 @@ def test_work_is_what_the_caller_says() -> None:
         front = search.front()
         assert front[0].time == 1
         for candidate in front:
-            counts = np.bincount(candidate.plan.forwards, minlength=len(weights))
+            counts = np.bincount(candidate.recipe.forwards, minlength=len(weights))
             once = weights[list(work.operators)].sum()
             assert (counts * weights).sum() / once == pytest.approx(candidate.time, rel=1e-6)
         cheap = [candidate for candidate in front if candidate.time == 1]
         assert cheap[-1].pool_bytes < front[0].pool_bytes or len(cheap) == 1
-        counts = np.bincount(cheap[-1].plan.forwards, minlength=len(weights))
+        counts = np.bincount(cheap[-1].recipe.forwards, minlength=len(weights))
         assert free[counts > 1].all() and (counts > 1).any()
 
 
@@ -292,5 +292,5 @@ def test_the_schedule_does_not_depend_on_the_cores(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
     search = ScheduleSearch(work_of(*NETWORKS["chain"]()), EFFORT.times(0.02))
-    names, operations = names_of(search), search.least_memory(3.0).plan.operations.tolist()
+    names, operations = names_of(search), search.least_memory(3.0).recipe.operations.tolist()
     assert [names[e] if e >= 0 else "-" + names[~e] for e in operations] == ORDER.split()

@@ -186,7 +186,8 @@ def test_plans_are_priced_as_they_are_carried_out() -> None:
         mask = np.isin(names, recomputed)
         offered = tuple(copies[name] for name in {*copied, "fc2"})
         plan = price_plan(rules, unit_times(rules), MarkPlan(mask, tuple(sorted(offered))), "it")
-        assert (plan.plan.mask == mask).all() and [names[c.node] for c in plan.identities] == copied
+        assert (plan.recipe.mask == mask).all()
+        assert [names[c.node] for c in plan.identities] == copied
         assert plan.time == len(recomputed) and plan.origin == "it"
 
 

@@ -142,20 +142,20 @@ class MarkSearch:
         states = sorted(least, key=by_memory)
         for phase in self.effort.phases:
             states = self._anneal(states[: phase.starts], phase)
-        cuts = np.flatnonzero(states[0].plan)
+        cuts = np.flatnonzero(states[0].recipe)
         for cut in cuts[1:]:  # nothing is recomputed after the last one
-            beginning = states[0].plan.copy()
+            beginning = states[0].recipe.copy()
             beginning[cut:] = False
             self._record(beginning)
         return states[0]
 
     def plans(self) -> list[Candidate]:
         """List the archived plans, with their cost while no saved identity is taken out."""
-        return [replace(state, plan=self.plan(state)) for state in self.archive.candidates()]
+        return [replace(state, recipe=self.plan(state)) for state in self.archive.candidates()]
 
     def plan(self, state: Candidate) -> MarkPlan:
         """Make the plan of the plain network that a state is."""
-        mask: Bools = compiled.read_state(self.space, state.plan)[0]
+        mask: Bools = compiled.read_state(self.space, state.recipe)[0]
         return MarkPlan(mask[self.insertion.new_index], self.insertion.find_used(mask))
 
     def _record(self, state: Int8s) -> Candidate:
@@ -170,15 +170,15 @@ class MarkSearch:
 
         def work(k: int, done: Int64s) -> tuple[Int8s, Archive]:
             start, (hot, cold) = starts[k], phase.heats[k % len(phase.heats)]
-            most_bytes, shape = self.archive.most_bytes, start.plan.shape
+            most_bytes, shape = self.archive.most_bytes, start.recipe.shape
             archive = empty_archive(most_bytes, self.effort.sizes, shape, np.int8)
             cooling = Cooling(SEED + k, tries, hot, cold, float(start.pool_bytes))
             to = empty_memo(), archive, self.threads.stop, done
-            return compiled.anneal_masks(self.space, start.plan, cooling, *to), archive
+            return compiled.anneal_masks(self.space, start.recipe, cooling, *to), archive
 
         annealed = self.threads.run(work, range(len(starts)), tries, phase.part)
         for _, archive in annealed:
             for plan in archive.candidates():
-                compiled.record(self.archive, plan.pool_bytes, plan.time, plan.plan)
+                compiled.record(self.archive, plan.pool_bytes, plan.time, plan.recipe)
         states = {state.tobytes(): self._record(state) for state, _ in annealed}
         return sorted(states.values(), key=by_memory)

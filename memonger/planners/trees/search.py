@@ -165,7 +165,7 @@ class ScheduleSearch:
         plans = [plan for plan in self._with_plain(others) if plan.time <= passes]
         self._search(lambda: self._anneal_for_memory(most_work), most_work)
         for tree in self._within(most_work)[:1]:
-            plans.append(self.evaluate(self.schedule(tree.plan)))
+            plans.append(self.evaluate(self.schedule(tree.recipe)))
         return min(plans, key=by_memory)
 
     def alternatives(self, work: float | None = None) -> list[Candidate]:
@@ -179,7 +179,7 @@ class ScheduleSearch:
         some = np.linspace(0, len(points), ALTERNATIVES, endpoint=False).astype(int)
         chosen = [points[k] for k in sorted({*some.tolist()})] if points else []
         chosen = sorted({id(p): p for p in (*near[:MOST_NEAR], *chosen)}.values(), key=by_memory)
-        return [self.evaluate(self.schedule(tree.plan)) for tree in chosen]
+        return [self.evaluate(self.schedule(tree.recipe)) for tree in chosen]
 
     def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Candidate]:
         """Search for the Pareto-optimal schedules by memory and work, the least work first.
@@ -191,7 +191,7 @@ class ScheduleSearch:
         most_bytes = max(plan.pool_bytes for plan in plans)
         self._search(lambda: self._anneal_for_front(most_bytes), None)
         for tree in pareto_front(self._trees, by_time):
-            plans.append(self.evaluate(self.schedule(tree.plan)))
+            plans.append(self.evaluate(self.schedule(tree.recipe)))
         return pareto_front(plans, by_time)
 
     def evaluate(self, schedule: Schedule, origin: str = SEARCHED) -> Candidate:
@@ -338,14 +338,15 @@ class ScheduleSearch:
             cooling = Cooling(SEED + 100 * number + k, tries, hot, cold, unit=0.0)
             memo, stop = empty_memo(), self._threads.stop
             tree = compiled.anneal_trees(
-                self.problem, start.plan, limit, cooling, memo, archive, stop, done
+                self.problem, start.recipe, limit, cooling, memo, archive, stop, done
             ).reshape(-1, 2)
             price = price_tree(self.problem, tree, limit.most_work)
-            best = Candidate(*price, tree, start.origin) if price else replace(start, plan=tree)
+            best = Candidate(*price, tree, start.origin) if price else replace(start, recipe=tree)
             visited = []
             for state in archive.candidates():  # the end of a tree is where all parts have leaves
-                end = np.argmax(np.cumsum(np.where(state.plan[:, 0] == LEAF, -1, 1)) == -1) + 1
-                visited.append(replace(state, plan=state.plan[:end].copy(), origin=start.origin))
+                nodes = state.recipe
+                end = np.argmax(np.cumsum(np.where(nodes[:, 0] == LEAF, -1, 1)) == -1) + 1
+                visited.append(replace(state, recipe=nodes[:end].copy(), origin=start.origin))
             return [best, *pareto_front(visited, by_time)]
 
         plans = self._threads.run(job, range(len(starts)), tries, share)
