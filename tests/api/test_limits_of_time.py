@@ -67,7 +67,7 @@ def test_a_budget_and_a_time_hold_both_or_name_both(how: str) -> None:
     assert raised.value.least_bytes == by_budget[0]
 
 
-def test_what_is_wished_takes_its_time() -> None:
+def test_forced_recomputation_takes_its_time() -> None:
     with pytest.raises(memonger.BudgetError, match="for slower_than=1.001; the fastest takes 1\\."):
         memonger.plan(*NETWORK, recompute="::Convolution", slower_than=1.001, how="marks")
 

@@ -188,7 +188,7 @@ static void make_room(Memory *memory, Making *m, int64_t more)
 
 /* Runs an operator again that is forced to be where an operation reads it as it ran in the forward
  * pass: a gradient, or an operator that runs again. So nothing holds its result between. */
-static void run_wished(Memory *memory, Making *m)
+static void run_forced(Memory *memory, Making *m)
 {
     const Steps *s = m->s;
     int64_t n = s->last.count, count = m->count, first, mark = m->mark += n + 1;
@@ -291,7 +291,7 @@ double unroll(
         }
     }
     if (s->forced.count)
-        run_wished(&own, &m);
+        run_forced(&own, &m);
     *operations = (Int32s){NEW(memory, int32_t, m.count), m.count};
     COPY(operations->at, m.operations, m.count);
     give_back(&own, (Memory){0});
