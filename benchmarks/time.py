@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/time.py                      # six networks
     OMP_NUM_THREADS=1 python benchmarks/time.py vgg16 --how marks    # one of them, marks alone
     OMP_NUM_THREADS=1 python benchmarks/time.py --budgets 0.5 0.7 --measure --json out.json
+    python benchmarks/time.py --gpu V100                             # predict only, for this GPU
 
 Each network is trained without a plan, with the plan of the original's algorithm on its
 mirror_stage marks, and with the fastest plan that is found within several shares of the memory that
@@ -53,6 +54,8 @@ def plans(symbol: Any, shapes: Any, options: argparse.Namespace) -> list[dict[st
     """A row for each plan, as Module binds: without gradients of inputs."""
     requests = as_module_does(symbol, shapes)
     common = {"grad_req": requests, "patience": options.patience}
+    if options.gpu is not None:
+        common.update(ctx="gpu", gpu=options.gpu)
     none = memonger.plan(symbol, shapes, budget=1.0, grad_req=requests)
     original = memonger.plan(symbol, shapes, planner="chen2016", rules=False, grad_req=requests)
     rows = [row("none", "", 1.0, none), row("original", "", None, original)]
@@ -95,21 +98,21 @@ def row(name: str, budget: str, predicted: Any, plan: Any) -> dict[str, Any]:
 
 
 def measure(rows: list[dict[str, Any]], shapes: Any, rounds: int, clock: Any) -> None:
-    """Train all plans in turns; adds what they take to the rows, and takes the symbols out."""
+    """Train all plans in turns, and add the measured times to the rows."""
     steps: dict[str, Any] = {}
     first = None
     for found in rows:
         if "symbol" not in found:
             continue
-        key, symbol = found["key"], found.pop("symbol")
+        key = found["key"]
         if key not in steps:
-            module = module_of(symbol, shapes, first)
+            module = module_of(found["symbol"], shapes, first)
             first = first or module
             steps[key] = step_of(module, shapes)
     seconds = in_turns(steps, rounds, clock)
     none = seconds[rows[0]["key"]]
     for found in rows:
-        key = found.pop("key", None)
+        key = found.get("key")
         if key is not None:
             found["seconds"] = float(np.median(seconds[key]))
             found["measured"] = float(np.median(seconds[key] / none)) - 1
@@ -131,14 +134,14 @@ def line(name: str, found: dict[str, Any]) -> str:
             at_least,
         )
     predicted = found["predicted"]
-    return "| {} | {} | {} | {:.0f} % | {} | {:+.1f} % | {:.3f} |".format(
+    return "| {} | {} | {} | {:.0f} % | {} | {} | {} |".format(
         name,
         found["plan"],
         found["budget"],
         100 * found["memory"],
         "-" if predicted is None else "%+.1f %%" % (100 * predicted),
-        100 * found["measured"],
-        found["seconds"],
+        "%+.1f %%" % (100 * found["measured"]) if "measured" in found else "-",
+        "{:.3f}".format(found["seconds"]) if "seconds" in found else "-",
     )
 
 
@@ -150,6 +153,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--how", nargs="+", choices=["marks", "schedule"])
     parser.add_argument("--budgets", nargs="+", type=float, default=BUDGETS, metavar="SHARE")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gpu", metavar="NAME", help="predict for this GPU; train nothing")
     parser.add_argument("--measure", action="store_true", help="predict by operators measured")
     parser.add_argument(
         "--processor-time", action="store_true", help="do not count what other processes take"
@@ -166,7 +170,9 @@ def main(arguments: list[str]) -> int:
         symbol, shapes = NETWORKS[name]()
         rows = plans(symbol, shapes, options)
         clock = time.process_time if options.processor_time else time.perf_counter
-        measure(rows, shapes, options.rounds, clock)
+        if options.gpu is None:
+            measure(rows, shapes, options.rounds, clock)
+        rows = [{k: v for k, v in found.items() if k not in ("symbol", "key")} for found in rows]
         figures.append({"name": name, "rows": rows})
         for found in rows:
             print(line(name, found), flush=True)
