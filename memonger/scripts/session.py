@@ -227,7 +227,7 @@ class Session:
         # while another one trains with their parameters.
         with no_collection(), self._announced(place):
             try:
-                request, options = read_arguments("enable", net, shapes, keywords)
+                request, options = read_arguments("plan", net, shapes, keywords)
                 plan = self._kept_or_new(request, replace(options, lent=lent))
             except BudgetError as error:
                 if not self._or_plain:
