@@ -296,9 +296,9 @@ def nothing_shown(first: Arrays) -> str:
     bad = [name for name, value in first.items() if not np.all(np.isfinite(value))]
     if bad:
         return f"{bad[0]} is not finite in the unplanned network"
-    gradients = [value for name, value in first.items() if "/gradient/" in name]
-    if not any(map(np.any, gradients)):
-        return "all gradients of the unplanned network are zero: nothing was computed"
+    gradients = [name[2:] for name in first if name.startswith("0/gradient/")]
+    if all(np.array_equal(first["0/" + name], first["1/" + name]) for name in gradients):
+        return "no gradient of the unplanned network changes in a step: nothing was computed"
     still = [
         name
         for name in first
