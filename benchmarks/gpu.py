@@ -15,6 +15,7 @@ import functools
 import gc
 import importlib.metadata
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -486,7 +487,7 @@ def memory(bench: Bench, name: str, batch: int = 0) -> None:
 
 
 def largest(bench: Bench, name: str) -> None:
-    """Train at the largest batch that marks fit on the card, and see that 5 % more does not fit."""
+    """Train at the largest batch that marks fit; what takes 5 % more than the card must not fit."""
     net, shapes = bench.network(name)
     open_shapes = {n: (None, *shape[1:]) for n, shape in shapes.items()}
     options = {"grad_req": as_module_does(net, shapes), "patience": 0.1, **STRATEGIES["marks"]}
@@ -495,9 +496,13 @@ def largest(bench: Bench, name: str) -> None:
     else:
         budget = {"budget": "device", "ctx": bench.ctx}
     found = memonger.largest_batch(net, open_shapes, **budget, **options)
-    row(None, f"{name}: the largest batch", " ".join(str(found).split("\n")[:2]))
+    row(None, f"{name}: the largest batch", str(found).split("\n")[0])
     os.environ["MXNET_USE_FUSION"] = "0"
-    for batch, fits in ((found.batch, True), (found.batch + max(1, found.batch // 20), False)):
+    whole = found.plan.device_bytes
+    if not bench.on_cpu:
+        whole = mx.context.gpu_memory_info(bench.ctx.device_id)[1]
+    more = math.ceil(1.05 * found.batch * whole / found.plan.device_bytes)
+    for batch, fits in ((found.batch, True), (more, False)):
         try:
             taken = elsewhere(take, bench.options, name, "marks", batch)
             text, trained = f"trains in {taken / MB:.0f} MB", True
@@ -560,8 +565,10 @@ def front(bench: Bench) -> None:
         operators = len(plan.schedule.operations)
         push = 1e6 * np.median(pushed["work=1"]) / operators
         step = 1e6 * np.median(whole[PLAIN]) / operators
-        text = f"{ratios[width]:.3f} of no plan; {push:.1f} us to push an operator, "
-        text += f"{step:.1f} us to run one"
+        text = (
+            f"{ratios[width]:.3f} of no plan; {push:.1f} us to push an operator with its gradient, "
+        )
+        text += f"{step:.1f} us to run it"
         row(None, f"LSTM of 20 steps, width {width}", text)
     from_here = [w for w in ratios if all(r <= HIDDEN for v, r in ratios.items() if v >= w)]
     text = f"from width {from_here[0]} on" if from_here else "at none of these widths"
@@ -623,7 +630,8 @@ def run(bench: Bench) -> None:
             row(False, "memonger run", (done.stderr.strip().splitlines() or ["it died"])[-1])
             return
         digests.append(done.stdout.strip())
-    row(None, "memonger run", done.stderr.strip().splitlines()[-1])
+    said = [line for line in done.stderr.splitlines() if line.startswith("memonger: ")]
+    row(None, "memonger run", said[-1] if said else "it planned nothing")
     plain, again, planned = digests
     text = f"planned {planned[:19]}, no plan {plain[:19]} and {again[:19]}"
     learned = "nothing" not in plain

@@ -247,7 +247,7 @@ def test_a_dry_run_comes_to_the_end_of_all_checks(
 ) -> None:
     """Rows end each check; those that compare results show nothing, and say so."""
     options = [*kinds.split(), "--small", "--minutes", "30", "--out", str(tmp_path)]
-    done = gpu_dry_run.run(whole, *options, env={"CUDASTUB_MEM_MB": "512"})
+    done = gpu_dry_run.run(whole, *options, env={"CUDASTUB_MEM_MB": "1536"})
     rows = table(tmp_path)
     expected = {check for check in gpu_check.CHECKS if check.split(":")[0] in kinds.split()}
     assert {check for _, check, *_ in rows} == expected
