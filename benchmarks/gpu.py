@@ -387,7 +387,8 @@ def prepare(bench: Bench, name: str) -> None:
             figures = f"{plan.unplanned_bytes / MB:.0f} -> {plan.pool_bytes / MB:.0f} MB"
             added = f"{100 * plan.time_overhead:.0f} % of a step's time added"
             seconds = f"in {time.perf_counter() - start:.1f} s"
-            what = f"{name}, batch {batch or NETWORKS[name][1]}, {strategy}"
+            size = next(iter(bench.network(name, batch)[1].values()))[0]
+            what = f"{name}, batch {size}, {strategy}"
             row(None, what, f"{figures}, {added}, {seconds}")
 
 
@@ -565,10 +566,8 @@ def front(bench: Bench) -> None:
         operators = len(plan.schedule.operations)
         push = 1e6 * np.median(pushed["work=1"]) / operators
         step = 1e6 * np.median(whole[PLAIN]) / operators
-        text = (
-            f"{ratios[width]:.3f} of no plan; {push:.1f} us to push an operator with its gradient, "
-        )
-        text += f"{step:.1f} us to run it"
+        text = f"{ratios[width]:.3f} of no plan; an operator with its gradient takes "
+        text += f"{push:.1f} us to push, {step:.1f} us to run"
         row(None, f"LSTM of 20 steps, width {width}", text)
     from_here = [w for w in ratios if all(r <= HIDDEN for v, r in ratios.items() if v >= w)]
     text = f"from width {from_here[0]} on" if from_here else "at none of these widths"
