@@ -91,7 +91,7 @@ def draw(file: Path, rows: list[dict[str, Any]]) -> None:
     colours = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
     for (name, megabytes), colour, marker in zip(curves.items(), colours, "osD^vP"):
         axes.loglog(depths, megabytes, color=colour, marker=marker, linewidth=2, label=name)
-        text, end = f"{megabytes[-1]:.3g} MB", (depths[-1], megabytes[-1])
+        text, end = f"{megabytes[-1]:.0f} MB", (depths[-1], megabytes[-1])
         place = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
         axes.annotate(text, end, color=colour, fontsize=13, **place)
     axes.set_xticks(depths)

@@ -15,6 +15,7 @@ import functools
 import gc
 import importlib.metadata
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -296,9 +297,9 @@ def nothing_shown(first: Arrays) -> str:
     bad = [name for name, value in first.items() if not np.all(np.isfinite(value))]
     if bad:
         return f"{bad[0]} is not finite in the unplanned network"
-    gradients = [value for name, value in first.items() if "/gradient/" in name]
-    if not any(map(np.any, gradients)):
-        return "all gradients of the unplanned network are zero: nothing was computed"
+    gradients = [name[2:] for name in first if name.startswith("0/gradient/")]
+    if all(np.array_equal(first["0/" + name], first["1/" + name]) for name in gradients):
+        return "no gradient of the unplanned network changes in a step: nothing was computed"
     still = [
         name
         for name in first
@@ -386,7 +387,8 @@ def prepare(bench: Bench, name: str) -> None:
             figures = f"{plan.unplanned_bytes / MB:.0f} -> {plan.pool_bytes / MB:.0f} MB"
             added = f"{100 * plan.time_overhead:.0f} % of a step's time added"
             seconds = f"in {time.perf_counter() - start:.1f} s"
-            what = f"{name}, batch {batch or NETWORKS[name][1]}, {strategy}"
+            size = next(iter(bench.network(name, batch)[1].values()))[0]
+            what = f"{name}, batch {size}, {strategy}"
             row(None, what, f"{figures}, {added}, {seconds}")
 
 
@@ -486,7 +488,7 @@ def memory(bench: Bench, name: str, batch: int = 0) -> None:
 
 
 def largest(bench: Bench, name: str) -> None:
-    """Train at the largest batch that marks fit on the card, and see that 5 % more does not fit."""
+    """Train at the largest batch that marks fit; what takes 5 % more than the card must not fit."""
     net, shapes = bench.network(name)
     open_shapes = {n: (None, *shape[1:]) for n, shape in shapes.items()}
     options = {"grad_req": as_module_does(net, shapes), "patience": 0.1, **STRATEGIES["marks"]}
@@ -495,9 +497,13 @@ def largest(bench: Bench, name: str) -> None:
     else:
         budget = {"budget": "device", "ctx": bench.ctx}
     found = memonger.largest_batch(net, open_shapes, **budget, **options)
-    row(None, f"{name}: the largest batch", " ".join(str(found).split("\n")[:2]))
+    row(None, f"{name}: the largest batch", str(found).split("\n")[0])
     os.environ["MXNET_USE_FUSION"] = "0"
-    for batch, fits in ((found.batch, True), (found.batch + max(1, found.batch // 20), False)):
+    whole = found.plan.device_bytes
+    if not bench.on_cpu:
+        whole = mx.context.gpu_memory_info(bench.ctx.device_id)[1]
+    more = math.ceil(1.05 * found.batch * whole / found.plan.device_bytes)
+    for batch, fits in ((found.batch, True), (more, False)):
         try:
             taken = elsewhere(take, bench.options, name, "marks", batch)
             text, trained = f"trains in {taken / MB:.0f} MB", True
@@ -560,8 +566,8 @@ def front(bench: Bench) -> None:
         operators = len(plan.schedule.operations)
         push = 1e6 * np.median(pushed["work=1"]) / operators
         step = 1e6 * np.median(whole[PLAIN]) / operators
-        text = f"{ratios[width]:.3f} of no plan; {push:.1f} us to push an operator, "
-        text += f"{step:.1f} us to run one"
+        text = f"{ratios[width]:.3f} of no plan; an operator with its gradient takes "
+        text += f"{push:.1f} us to push, {step:.1f} us to run"
         row(None, f"LSTM of 20 steps, width {width}", text)
     from_here = [w for w in ratios if all(r <= HIDDEN for v, r in ratios.items() if v >= w)]
     text = f"from width {from_here[0]} on" if from_here else "at none of these widths"
@@ -623,7 +629,8 @@ def run(bench: Bench) -> None:
             row(False, "memonger run", (done.stderr.strip().splitlines() or ["it died"])[-1])
             return
         digests.append(done.stdout.strip())
-    row(None, "memonger run", done.stderr.strip().splitlines()[-1])
+    said = [line for line in done.stderr.splitlines() if line.startswith("memonger: ")]
+    row(None, "memonger run", said[-1] if said else "it planned nothing")
     plain, again, planned = digests
     text = f"planned {planned[:19]}, no plan {plain[:19]} and {again[:19]}"
     learned = "nothing" not in plain

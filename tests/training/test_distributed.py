@@ -18,7 +18,7 @@ import pytest
 
 import memonger  # noqa: F401  before mxnet
 import mxnet as mx
-from jobs import free_port
+from distributed.jobs import free_port
 from planned import ROOT, python_path
 
 pytestmark = pytest.mark.slow
@@ -119,14 +119,6 @@ def test_four_workers_and_two_servers_train_to_the_same_bits_by_any_plan(
     assert "as often as the schedule says" in printed["schedule"]
 
 
-@BY_HAND
-def test_two_workers_without_steps_in_common() -> None:
-    """Of ``dist_async`` each goes on by itself; that both learn is all that is sure."""
-    options = ("--api", "module", "--how", "schedule", "--kvstore", "dist_async", "--epochs", "4")
-    accuracies = re.findall(r"accuracy ([\d.]+)", train("--local", "2", *options))
-    assert len(accuracies) == 2 and max(map(float, accuracies)) > 0.5
-
-
 def checkpoint(folder: Path, epoch: int) -> str:
     """Return the digest of the parameters of a checkpoint, as the example prints it."""
     digest = hashlib.sha256()
@@ -165,27 +157,6 @@ def test_after_a_workers_death_all_stop_and_the_job_resumes_to_the_same_bits(
     assert "epoch 0" not in resumed and "epoch 2" in resumed
     assert parameters(resumed, 2) == parameters(whole, 2)
     assert checkpoint(folder, 3) == checkpoint(tmp_path / "whole", 3) == parameters(whole, 2)
-
-
-@BY_HAND
-@pytest.mark.parametrize("api", ["gluon", "module"])
-def test_without_steps_in_common_a_job_goes_on(api: str, tmp_path: Path) -> None:
-    """After a crash all workers have the weights that worker 0 has saved, and learn on."""
-    job_of_two = ("--local", "2", "--api", api, "--kvstore", "dist_async")
-    options = (*job_of_two, "--checkpoints", str(tmp_path), "--resume")
-    with Job(*options, "--epochs", "1000") as job:
-        job.line(r"worker 0, process \d+: epoch 3")
-        victim = job.line(r"worker 1, process (\d+): epoch")
-        os.kill(int(victim.group(1)), signal.SIGKILL)
-        assert job.end() == 75, job.printed
-    latest = max(int(folder.name.split("-")[1]) for folder in tmp_path.glob("epoch-*"))
-
-    resumed = train(*options, "--epochs", str(latest))
-    assert parameters(resumed, 2) == checkpoint(tmp_path, latest)
-    learned = train(*options, "--epochs", str(latest + 2))
-    begun = re.findall(r"worker (\d), process \d+: epoch (\d+)", learned)
-    assert sorted(begun) == sorted((r, str(latest + k)) for r in "01" for k in range(2))
-    assert max(map(float, re.findall(r"accuracy ([\d.]+)", learned))) > 0.5
 
 
 def gone(process: int) -> bool:
@@ -244,16 +215,6 @@ def why_it_stops(one: tuple[str, ...], other: tuple[str, ...]) -> str:
 def test_workers_with_different_plans_are_refused() -> None:
     said = why_it_stops(("--how", "marks"), ("--how", "schedule"))
     assert re.search("worker 1 has another plan than worker 0", said), said
-
-
-@BY_HAND
-def test_without_steps_in_common_all_share_the_checkpoints(tmp_path: Path) -> None:
-    options = ("--kvstore", "dist_async", "--resume", "--checkpoints")
-    there, elsewhere = str(tmp_path / "there"), str(tmp_path / "elsewhere")
-    train("--local", "1", *options, there)
-    said = why_it_stops((*options, there), (*options, elsewhere))
-    assert re.search(r"worker 1 sees the checkpoint of epoch \d, worker 0 that of", said), said
-    assert "must share the folder" in said
 
 
 # What stands for the commands of a cluster: every process is on this machine. A process that ssh

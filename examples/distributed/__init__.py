@@ -1,0 +1,1 @@
+"""Parts of ``train_distributed.py``: training loops, checkpoints, and the processes of a job."""
