@@ -162,6 +162,12 @@ MISUSE: list[tuple[dict[str, Any], list[str]]] = [
     ({**OF_DEVICE, "optimizer": (5, {})}, ["cannot be made"]),
     ({**OF_DEVICE, "optimizer": 3}, ["such as 'adam'"]),
     ({"kept_copies": False}, ["kept_copies= was removed", "leave it out"]),
+    ({"slower_than": 0.9}, ["slower_than=0.9 is less than the time without a plan"]),
+    ({"slower_than": "fast"}, ["slower_than"]), ({"slower_than": float("nan")}, ["slower_than"]),
+    ({"slower_than": 1.2, "planner": "chen2016"}, ["combined with slower_than"]),
+    ({"how": "auto", "rules": False}, ["combined with how='auto'"]),
+    ({"budget": "knee", "budget_of": "device"}, ["budget='knee' is no number of bytes"]),
+    ({"budget": "knees"}, ["or 'knee'"]),
 ]  # fmt: skip
 
 
@@ -181,6 +187,7 @@ ELSEWHERE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (memonger.frontier, {"kept_copies": True}, "kept_copies= was removed"),
     (memonger.largest_batch, {"work": 2.0}, "largest_batch takes no work=; give it to"),
     (memonger.largest_batch, {"data": (2, 3)}, "unknown option 'data'"),
+    (memonger.largest_batch, {"budget": "knee"}, "needs a budget in bytes"),
     (memonger.largest_batch, {"kept_copies": True}, "kept_copies= was removed"),
 ]
 
@@ -191,7 +198,7 @@ def test_an_option_that_a_call_does_not_have_is_named(
 ) -> None:
     arguments = {"shapes": SHAPES, **options}
     if call is memonger.largest_batch:
-        arguments["budget"] = "1GB"
+        arguments.setdefault("budget", "1GB")
     with pytest.raises(memonger.MemongerError, match=re.escape(said)):
         call(net(), **arguments)
     with pytest.raises(memonger.MemongerError, match="unknown option 'bugdet'; did you mean 'bud"):

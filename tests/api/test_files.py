@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import errno
-import io
 import json
 import os
-import random
-import re
-import resource
 import stat
-import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable, Dict
 
 import memonger
 import mxnet as mx
@@ -24,8 +17,8 @@ from memonger import MemongerError, cli
 
 import networks
 from interrupting import press_ctrl_c
-from operator_cases import CASES, DYNAMIC_CASES, SMALL_SHAPES, planned_net, small_net
-from planned import elsewhere, marked
+from operator_cases import CASES, DYNAMIC_CASES, planned_net, small_net
+from planned import marked
 
 S = mx.sym
 
@@ -250,79 +243,6 @@ def test_a_path_may_be_any_that_the_system_takes(tmp_path: Path) -> None:
     assert same(memonger.load(file), net()) and same(memonger.load(os.fsdecode(file)), net())
 
 
-#: What stands in a damaged file in place of a value.
-ODD: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 7, 2**31, 2**64, 1.5, 1e400, [], [0], [[0, 0, 0]], {}, {"a": 1},
-    "", "x", "(0, 0)", "(-1, -1)", "(99999999999, 1)", "99999999999", "-1", "nan", "None", "null",
-    "True", "a\nb", "%s", "\ud800", "\x00", "BatchNorm", "RNN", "Custom", "_foreach", "_cond",
-    "_CachedOp", "SliceChannel", "Concat", "_zeros", "NoSuchOperator", "_backward_Convolution",
-    "_sg_mkldnn_conv", "_NDArray", "_FusedOp", "_Native",
-)  # fmt: skip
-VERBS = (
-    ("explain",), ("explain", "--json"), ("check", "{net}", "--steps", "1"),
-    ("plan", "--patience", ".01", "-o", "{out}"),
-    ("plan", "--patience", ".01", "--how", "schedule", "--budget", "80%", "--json"),
-)  # fmt: skip
-
-
-def spots(holder: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield all places in a network's JSON: what holds a value, and its key there."""
-    for key in holder if isinstance(holder, dict) else range(len(holder)):
-        yield holder, key
-        if isinstance(holder[key], (dict, list)):
-            yield from spots(holder[key])
-
-
-def damaged(symbol: Any, draw: random.Random) -> bytes:
-    """Replace, remove, double or turn around a value somewhere in a network's JSON."""
-    graph = json.loads(symbol.tojson())
-    holder, key = draw.choice([*spots(graph)])
-    change = draw.random()
-    if isinstance(holder[key], list) and change < 0.5:
-        draw.choice((holder[key].clear, holder[key].reverse, lambda: holder[key].extend(ODD[:3])))()
-    elif change < 0.1:
-        del holder[key]
-    elif isinstance(holder[key], int) and change < 0.6:
-        holder[key] += draw.choice((-1, 1, 10**6))
-    else:
-        holder[key] = copy.deepcopy(draw.choice(ODD))
-    return json.dumps(graph, ensure_ascii=draw.random() < 0.3).encode("utf-8", "surrogatepass")
-
-
-def refusals(count: int, folder: Path) -> int:
-    """Count what verbs refuse of damaged files; check that they say in one line what is wrong."""
-    resource.setrlimit(resource.RLIMIT_AS, (16 * 2**30,) * 2)
-    two_heads, shapes = networks.two_heads(blocks=1, filters=4, batch=4, image=8)
-    sources: list[tuple[Any, Any]] = [
-        (memonger.search_plan(two_heads, shapes=shapes, patience=0.01), shapes),
-        networks.lstm(layers=1, steps=2, batch=4, hidden=8, labels=5, input=3),
-        (small_net(CASES["foreach"]), SMALL_SHAPES),
-    ]
-    file, out, refused = folder / "net.json", folder / "out.json", 0
-    for number in range(count):
-        net, shapes = sources[number % len(sources)]
-        file.write_bytes(damaged(net, random.Random(number)))
-        verb, *more = VERBS[number // len(sources) % len(VERBS)]
-        words = [verb, str(file), *(word.format(net=file, out=out) for word in more)]
-        words += [f"--shape={name}={','.join(map(str, size))}" for name, size in shapes.items()]
-        print(number, *words, file=sys.stderr, flush=True)  # for a crash of this process
-        out.write_text("old")
-        printed, log = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(log):
-            status = cli.main(words)
-        text, refused = log.getvalue(), refused + (status == 2)
-        assert status in (0, 1, 2) and not re.search("Traceback|Stack trace", text), text
-        assert printed.getvalue() or text.splitlines()[-1].startswith("memonger"), text
-        if out.read_text() != "old":
-            assert status == 0 and mx.sym.load(str(out)) is not None
-    return refused
-
-
-def test_every_verb_says_in_one_line_what_is_wrong_with_a_damaged_file(tmp_path: Path) -> None:
-    """No crash, no trace, no hang, no half a file."""
-    assert 45 < elsewhere(refusals, 90, tmp_path)[0] < 86
-
-
 def test_files_are_written_with_the_modes_of_any_other(tmp_path: Path) -> None:
     """New ones as the umask says, old ones as they were; a link stays a link."""
     file, link = tmp_path / "a", tmp_path / "b"
@@ -364,7 +284,7 @@ def test_a_place_where_nothing_can_be_written_is_told(
 FAILING: list[tuple[str, Any, int, str]] = [
     ("os.fsync", OSError(errno.ENOSPC, "No space left"), 2, "No space left"),
     ("os.fsync", KeyboardInterrupt(), 2, "interrupted before all was written"),
-    ("search", KeyboardInterrupt(), 0, "interrupted: this is the best plan that was found"),
+    ("search", KeyboardInterrupt(), 0, "interrupted: returning the smallest plan"),
 ]
 
 

@@ -265,9 +265,8 @@ def one_array_as_inputs(call: Callable[[Any, Any], Any], request: str, prepare: 
 
 
 SCENARIOS.update(
-    (f"{name} as inputs, {request}", partial(one_array_as_inputs, call, request))
-    for name, call in CALLS.items()
-    for request in ("write", "add")
+    (f"{name} as inputs, {request}", partial(one_array_as_inputs, CALLS[name], request))
+    for name, request in zip(CALLS, ("write", "add", "write", "add"))
 )
 
 

@@ -26,8 +26,6 @@ from scenarios import SCENARIOS, Scenario, run, unlike_plain
 LONG = {
     *("operators_written_in_python", "sparse_gradients_on_two_devices"),
     *("thirty_steps_without_a_wait", "a_perceptual_loss", "a_thread_for_each_device"),
-    *("and beside as inputs, write", "twice, computed as inputs, write"),
-    "one array as inputs, add",
 }
 
 

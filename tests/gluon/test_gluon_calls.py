@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 from typing import Any
 
 import pytest
@@ -113,17 +112,6 @@ def test_a_budget_that_no_plan_fits_is_refused_at_the_first_call() -> None:
     net = planned(mlp(), budget=100)
     with pytest.raises(memonger.BudgetError, match="the smallest needs"), autograd.record():
         net(batch(0)[0])
-
-
-@pytest.mark.parametrize("how", ["marks", "schedule"])
-def test_a_budget_error_has_no_names_but_those_of_the_block(how: str) -> None:
-    dense = nn.Dense(512, prefix="net_", activation="tanh")
-    net = planned(initialized(dense), **{**HOWS[how], "budget": 1})
-    with pytest.raises(memonger.BudgetError) as caught, autograd.record():
-        net(batch(0, 1024)[0])
-    names = net(mx.sym.var("data0")).get_internals().list_outputs()
-    said = re.findall("'(.*?)'", str(caught.value))
-    assert said and all(name in names or f"{name}_output" in names for name in said)
 
 
 def test_a_plan_that_saves_nothing_leaves_the_block_as_it_is() -> None:
@@ -323,9 +311,6 @@ class Plain(gluon.Block):
         (lambda: plan(mlp(), {"data": (16, 20)}), "no shapes=; the plan is made at the first"),
         (lambda: plan(mlp(), type_dict={}), "no type_dict=; the plan is made at the first call"),
         (lambda: plan(mlp(), patienc=2), "unknown option 'patienc'; did you mean 'patience'"),
-        (lambda: plan(mlp(), patience=0), "patience=0 must be"),
-        (lambda: plan(mlp(), how="marx"), "how='marx' is unknown"),
-        (lambda: plan(mlp(), budget="6 potatoes"), "budget="),
         (lambda: plan(mlp(), grad_req="add"), "set it on the parameters"),
         (lambda: plan(mlp(), devices=2), "each device's part"),
     ],

@@ -21,19 +21,19 @@ from .steps import check_told, run_steps
 
 pytestmark = pytest.mark.gpu_dry_run
 
-SEARCH: dict[str, Any] = {"patience": 0.02}
+SEARCH: dict[str, Any] = {"how": "marks", "patience": 0.02}
 #: Networks that MKLDNN's layouts make plans for any device larger.
 GATED = KINDS["SE-ResNet"](width=32, side=64, blocks=(2, 2))
 
 
 def without_ctx(dry: DryRun, symbol: Any, shapes: Any, options: Any) -> None:
     dry.note("planning")
-    dry.emit(memonger.plan(symbol, shapes, **{"how": "marks", **options}))
+    dry.emit(memonger.plan(symbol, shapes, **options))
     dry.note("planned")
     dry.emit(memonger.get_cost(symbol, shapes=shapes))
-    dry.emit(memonger.plan(symbol, shapes, budget="80%", **{"how": "marks", **options}).options)
+    dry.emit(memonger.plan(symbol, shapes, budget="80%", **options).options)
     try:
-        memonger.plan(symbol, shapes, budget="device", **{"how": "marks", **options})
+        memonger.plan(symbol, shapes, budget="device", **options)
         dry.emit("")
     except memonger.MemongerError as error:
         dry.emit(str(error))
@@ -51,14 +51,9 @@ def test_a_plan_is_for_gpus(
     begin, end = result.trace.index("planning"), result.trace.index("planned")
     assert not result.trace[begin + 1 : end]  # no CUDA context is made
     monkeypatch.setenv("MXNET_USE_FUSION", fusion)
-    here = memonger.plan(
-        symbol, shapes, ctx="gpu", **{"how": "marks", **SEARCH}
-    )  # by a build without CUDA
+    here = memonger.plan(symbol, shapes, ctx="gpu", **SEARCH)  # by a build without CUDA
     assert plan.symbol.tojson() == here.symbol.tojson() and plan.pool_bytes == here.pool_bytes
-    assert (
-        plan.exact
-        and plan.pool_bytes < memonger.plan(symbol, shapes, **{"how": "marks", **SEARCH}).pool_bytes
-    )
+    assert plan.exact and plan.pool_bytes < memonger.plan(symbol, shapes, **SEARCH).pool_bytes
     assert cost == plan.candidates["no plan"] // 2**20
     assert budgeted["gpu"] == "V100"  # of no GPU, and of one whose name has no data sheet
     assert bool(said) == (not gpus) and (gpus or "gpu(0) does not exist" in said)

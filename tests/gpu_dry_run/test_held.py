@@ -38,9 +38,7 @@ RECURRENT: dict[str, Recurrent] = {
     "residual LSTM with Dropout": Recurrent(
         "lstm", residual=True, dropout=True, inputs=512, units=512, steps=200, blocks=8
     ),
-    "stacked LSTM": Recurrent("lstm", stacked=3, steps=200, units=256),
     "bidirectional GRU": Recurrent("gru", True, stacked=2, residual=True, steps=200, units=256),
-    "tanh with Dropout": Recurrent("rnn_tanh", True, dropout=True, steps=400, units=256),
     "relu": Recurrent("rnn_relu", steps=50),
 }
 
@@ -72,30 +70,10 @@ def ctc() -> Network:
     return S.MakeLoss(loss), {"data": (100, 32, 64), "label": (32, 50)}
 
 
-def norm() -> Network:
-    x = S.Variable("data")
-    for k in range(3):
-        x = features(x, f"conv{k}_", 1)
-        x = S.GroupNorm(x, S.Variable(f"gamma{k}"), S.Variable(f"beta{k}"), num_groups=4)
-    return S.MakeLoss(x), {"data": IMAGES}
-
-
 def cross_entropy() -> Network:
     x = connected(S.Variable("data"), (64, 64, 1024))
     net = S.MakeLoss(S.softmax_cross_entropy(x, S.Variable("label")))
     return net, {"data": (4096, 64), "label": (4096,)}
-
-
-def samplers() -> Network:
-    x = features(S.Variable("data"), "conv")
-    turned = S.FullyConnected(x, num_hidden=6, name="affine")
-    size = IMAGES[2:]
-    grid = S.GridGenerator(turned, transform_type="affine", target_shape=size)
-    y = features(S.BilinearSampler(x, grid), "more", 1)
-    z = S.SpatialTransformer(y, turned, size, "affine", "bilinear", name="transformer")
-    correlation = S.Correlation(x, z, kernel_size=1, max_displacement=4, stride1=1, stride2=2)
-    mean, variance = S.moments(correlation, axes=(2, 3))
-    return S.MakeLoss(mean + variance), {"data": IMAGES}
 
 
 def detector() -> Network:
@@ -114,9 +92,7 @@ def detector() -> Network:
 #: Hidden outputs are in the pool; temporary space is the device's: its least share of the device.
 HOLDERS: dict[str, tuple[Callable[[], Network], float]] = {
     "CTCLoss": (ctc, 0),
-    "GroupNorm": (norm, 0),
     "softmax_cross_entropy": (cross_entropy, 0),
-    "samplers, moments": (samplers, 0),
     "detector": (detector, 0.3),
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import os
-from typing import Any, Iterable
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -34,41 +34,22 @@ from .steps import empty, fitting, plans, run_steps
 pytestmark = pytest.mark.gpu_dry_run
 
 FUSIONS = ("0", "1")
-NETWORKS = (
-    *("resnet-3-4-6-3", "resnet50_v1", "resnet_v2", "densenet121", "inception_v3", "mobilenet_v2"),
-    *("unet", "lstm", "transformer", "highway", "normalised_input"),
-)
-#: The original's own example is about 200 BatchNorm deep, 14332 MB without a plan.
-WHOLE = "resnet-3-24-36-3"
-#: Those that CI tries, by a short search; by hand all are searched for in full.
-QUICK = ("resnet-3-4-6-3", "densenet121", "unet", "lstm", "highway")
 
 
-def short_and_long(short: Iterable[str]) -> list[Any]:
-    by_hand = pytest.mark.exhaustive
-    params = [pytest.param(name, 0.02, marks=() if name in QUICK else by_hand) for name in short]
-    return params + [pytest.param(name, 1.0, marks=by_hand) for name in (*NETWORKS, WHOLE)]
-
-
-def check_device(
-    dry_run: GpuDryRun, net: Network, plan: Any, fusions: tuple[str, ...] = FUSIONS
-) -> None:
+def check_device(dry_run: GpuDryRun, net: Network, plan: Any) -> None:
     """Check that the plan steps on the MB predicted, to 3 %, on which no plan does not."""
     predicted = plan.device_bytes / MB
-    runs = [[(plan.symbol, f, predicted * by) for by in (1.03, 1 / 1.03)] for f in fusions]
+    runs = [[(plan.symbol, f, predicted * by) for by in (1.03, 1 / 1.03)] for f in FUSIONS]
     for ways in (*runs, [(net[0], "0", predicted * 1.03)]):
         # The last runs out of memory. A bind that fails keeps its memory, so that it must be last.
         result = dry_run.run(fitting, ways, net[1], crashes=True)
         assert len(result.emitted) == len(ways) - 1 and "out of memory" in result.stderr
 
 
-@pytest.mark.parametrize("name, patience", short_and_long(NETWORKS))
-def test_plans_step_in_the_memory_predicted(
-    gpu_dry_run: GpuDryRun, name: str, patience: float
-) -> None:
-    net = LARGE[name]()
+@pytest.mark.parametrize("name", ["resnet-3-4-6-3", "densenet121", "unet", "lstm", "highway"])
+def test_plans_step_in_the_memory_predicted(gpu_dry_run: GpuDryRun, name: str) -> None:
     hows = {how: {"planner": how} for how in ("smallest", "chen2016")}
-    plans_of, steps_of = check_plans(gpu_dry_run, net, hows, FUSIONS)
+    plans_of, steps_of = check_plans(gpu_dry_run, LARGE[name](), hows, FUSIONS)
     for (how, fusion), taken in steps_of.items():
         assert_moved_once(plans_of[how].symbol, taken.calls)
         assert bool(plans_of[how].recomputed) == (how != "no plan")
@@ -78,11 +59,9 @@ def test_plans_step_in_the_memory_predicted(
     saved = [steps_of["no plan", f].pool - steps_of["smallest", f].pool for f in FUSIONS]
     assert saved[0] > 0 and saved[1] > 0.8 * saved[0]
     assert steps_of["smallest", "1"].peak < plans_of["smallest"].device_bytes / 0.85
-    if patience == 1.0:
-        check_device(gpu_dry_run, net, plans_of["smallest"], ("0",))
 
 
-@pytest.mark.parametrize("pool", ["Naive", "Round", "Unpooled"])
+@pytest.mark.parametrize("pool", ["Naive", "Round"])
 def test_blocks_in_float16_are_rounded_as_each_storage_manager_does(
     gpu_dry_run: GpuDryRun, pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,13 +101,10 @@ def planned(dry_run: GpuDryRun, net: Network, *settings: tuple[str, dict[str, An
     return dry_run.run(plans, *net, settings, env={"CUDASTUB_MEM_MB": "1"})
 
 
-@pytest.mark.parametrize("name, patience", short_and_long(("resnet50_v1", "highway")))
-def test_plans_for_a_gpu_take_what_is_told_with_and_without_fusion(
-    gpu_dry_run: GpuDryRun, name: str, patience: float
-) -> None:
+def test_plans_for_a_gpu_take_what_is_told_with_and_without_fusion(gpu_dry_run: GpuDryRun) -> None:
     """Fusion leaves their copies; those of a plan for any device are fused, and it needs more."""
-    net = symbol, shapes = LARGE[name]()
-    (plan,) = planned(gpu_dry_run, net, ("1", {"patience": patience})).emitted
+    net = symbol, shapes = LARGE["highway"]()
+    (plan,) = planned(gpu_dry_run, net, ("1", {"patience": 0.02})).emitted
     anywhere = module_plan(*net)
     assert memonger.unplan(plan.symbol).tojson() == symbol.tojson()
     assert plan.counted_bytes < 1.1 * anywhere.counted_bytes
@@ -137,12 +113,7 @@ def test_plans_for_a_gpu_take_what_is_told_with_and_without_fusion(
     check_told(steps_of, {"gpu": plan}, "1")
     check_told(steps_of, {"any": anywhere}, "0")
     check_device(gpu_dry_run, net, plan)
-    if name == "resnet50_v1":
-        check_told(steps_of, {"gpu": plan}, "0")
-        assert min(steps_of["gpu", fusion].peak for fusion in FUSIONS) >= plan.device_bytes
-        assert steps_of["any", "1"].peak > 1.03 * anywhere.device_bytes
-    if name == "highway":
-        assert steps_of["no plan", "0"].pool != steps_of["no plan", "1"].pool
+    assert steps_of["no plan", "0"].pool != steps_of["no plan", "1"].pool
 
 
 def wavenet() -> Network:
@@ -164,18 +135,11 @@ def wavenet() -> Network:
     return net, {"data": (16, 1, length), "softmax_label": (16, length)}
 
 
-FUSED = {"wavenet": wavenet, "U-Net": lambda: networks.unet(8, 112, 16, depth=3)}
-
-
-@pytest.mark.parametrize("name", FUSED)
 def test_what_fusion_takes_is_told_by_a_bind_on_a_gpu(
-    gpu_dry_run: GpuDryRun,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    gpu_dry_run: GpuDryRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where none is at hand, a warning says that fusion is not counted."""
-    net = symbol, shapes = FUSED[name]()
+    net = symbol, shapes = wavenet()
     options = {"patience": 0.05}
     fused, unfused = planned(gpu_dry_run, net, ("1", options), ("0", options)).emitted
     steps_of = run_steps(gpu_dry_run, {"fused": fused.symbol, "unfused": unfused.symbol}, shapes)
@@ -188,8 +152,8 @@ def test_what_fusion_takes_is_told_by_a_bind_on_a_gpu(
     assert len(said) == 1 and all(
         remedy in said[0] for remedy in ("mx.gpu(0)", "MXNET_USE_FUSION=0", "how='schedule'")
     )
-    if name == "wavenet":  # the sum holds all its terms
-        assert not fused.exact and fused.counted_bytes > 1.2 * elsewhere.counted_bytes
+    # The sum holds all its terms.
+    assert not fused.exact and fused.counted_bytes > 1.2 * elsewhere.counted_bytes
 
 
 def test_a_leaky_relu_that_fusion_cannot_read(gpu_dry_run: GpuDryRun) -> None:
@@ -232,7 +196,7 @@ def fit(dry: DryRun, ways: Any, shapes: Any) -> None:
         module.score(data, "acc")
         module.predict(data)
         mx.nd.waitall()
-        dry.emit(((name, fusion), pools, peaks, [dry.peak_bytes(k) for k in range(2)]))
+        dry.emit((name, pools, peaks, [dry.peak_bytes(k) for k in range(2)]))
         del module
         empty(2)
 
@@ -249,20 +213,19 @@ def test_a_plan_trains_on_two_devices_that_are_too_small_without(gpu_dry_run: Gp
         "marks": plan.counted_bytes,
         "schedule": build_step(make_parts(work, mkldnn=False), schedule).replay().pool_bytes,
     }
-    ways = [(name, net, fusion, 2**17) for name, net in symbols.items() for fusion in FUSIONS]
+    ways = [(name, net, "0", 2**17) for name, net in symbols.items()]
     env = {"CUDASTUB_DEVICES": "2"}
     least, most = [], []  # bytes without a plan, and with one
-    for (name, fusion), pools, peaks, later in gpu_dry_run.run(fit, ways, shapes, env=env).emitted:
+    for name, pools, peaks, later in gpu_dry_run.run(fit, ways, shapes, env=env).emitted:
         assert all(more <= 1.05 * peak for peak, more in zip(peaks, later))
-        if name == "schedule" or fusion == "0":
-            assert pools == [expected[name] // MB] * 2
+        assert pools == [expected[name] // MB] * 2
         if name == "no plan":
             least.append(min(peaks))
         else:
             most.append(max(later))
     small = max(most) // MB + 10
     assert small < min(least) // MB
-    gpu_dry_run.run(fit, [(*way[:3], small) for way in ways[2:]], shapes, env=env)
+    gpu_dry_run.run(fit, [(*way[:3], small) for way in ways[1:]], shapes, env=env)
     # Without a plan both devices run out of memory, and their workers note what they throw without
     # a lock (AddToGlobalExceptions in src/engine/threaded_engine.h), so that the process may crash
     # before it can tell. MXNet's engine for debugging has no workers.

@@ -42,7 +42,7 @@ def every_operator(dry: DryRun, names: list[str]) -> None:
         except RuntimeError:
             continue
         rules = rules_of(symbol, cases.SMALL_SHAPES)
-        for extra in ([], [cases.BEFORE], [cases.AFTER], [cases.BEFORE, cases.AFTER]):
+        for extra in ([], [cases.BEFORE, cases.AFTER]):
             wanted = set(cases.inner(symbol) + extra)
             mask = rules.apply(np.array([n.name in wanted for n in rules.graph.nodes]))
             dry.emit((name, "marked"))
@@ -65,7 +65,7 @@ def test_every_operator_steps_through_the_rules(gpu_dry_run: GpuDryRun, fusion: 
     assert len(not_run) < 30, not_run
 
 
-NETWORKS = 300
+NETWORKS = 120
 
 
 def random_plans(dry: DryRun, networks: int, device: str) -> Any:
@@ -129,7 +129,7 @@ def test_random_plans_bind(gpu_dry_run: GpuDryRun, device: str) -> None:
     count = gpu_dry_run.run(random_plans, NETWORKS, device).value
     print("\n", dict(count))
     assert count["networks"] == NETWORKS
-    assert count["recomputed"] > 150 and count["copies"] > 50
+    assert count["recomputed"] > 60 and count["copies"] > 20
     assert count["unfused"] == (count["copies"] if device == "gpu" else 0)
-    assert count["unbound without rules"] > 20
-    assert count["fused"] > 100
+    assert count["unbound without rules"] > 8
+    assert count["fused"] > 40

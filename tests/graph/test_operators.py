@@ -35,7 +35,7 @@ PARTS = 8  # of the cases: to build them all takes seconds, which no collection 
 
 
 @pytest.mark.parametrize(
-    "part", [*range(PARTS), *(pytest.param(-1 - k, marks=pytest.mark.slow) for k in range(2))]
+    "part", [*range(4), *(pytest.param(k, marks=pytest.mark.slow) for k in (4, 5, 6, 7, -1, -2))]
 )
 def test_operators_that_tolerate_to_be_unread_change_no_bit(part: int) -> None:
     """Marked alone and without rules; another batch first, whose leavings would show."""

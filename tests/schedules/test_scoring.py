@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
-from memonger.support.mxnet import environment
 
 from drawn_schedules import everything, nested, work_of
-from modules import BATCH, IMAGES, LEARNING, SHAPES, batch_of, first, module_of, net, trained
+from modules import LEARNING, SHAPES, batch_of, trained
 from planned import elsewhere
 from zoo import ANY_SIZE, drawn
 
@@ -147,32 +146,6 @@ def test_training_and_scoring_in_turns_leave_the_bits_of_no_plan(
 ) -> None:
     outcomes, _ = elsewhere(outcomes_of, first, last, MXNET_ENGINE_TYPE=engine)
     assert outcomes == ["equal"] * (last - first)
-
-
-def test_gradients_that_another_executor_has_overwritten() -> None:
-    """One of MXNet's own, which uses the memory without a word: they are lost, nothing else is."""
-
-    def scores(symbol: Any) -> Any:
-        module, other, outputs = module_of(symbol), mx.mod.Module(symbol), []
-        # What it computes is as large as gradients are.
-        other.bind([("data", (1, 3, 12, 12))], None, for_training=False, shared_module=module)
-        random = np.random.RandomState(2)
-        mx.random.seed(2)
-        for _ in range(3):
-            module.forward_backward(first(BATCH))
-            module.update()
-            mx.nd.waitall()
-            for one, data in (
-                (other, random.normal(size=(1, 3, 12, 12))),
-                (module, IMAGES[:BATCH]),
-            ):
-                one.forward(mx.io.DataBatch([mx.nd.array(data)]), is_train=False)
-                outputs.append(one.get_outputs()[0].asnumpy())
-        return outputs
-
-    with environment(MXNET_SUBGRAPH_BACKEND="NONE"):
-        for one, other in zip(scores(net()), scores(by_schedule(net()))):
-            assert np.array_equal(one, other)
 
 
 def test_an_inference_that_cannot_be_run_again_is_refused_once() -> None:

@@ -106,7 +106,7 @@ def operators() -> Iterator[tuple[str, Row, Any]]:
         added = ["one level"] * (k % 3 == 0 or name in ADDED)
         levels = ("everything", *added)
         row = operator(name, "alone", levels, alone=inner, shares=(1,), added="".join(added))
-        mark = QUICK if k % 6 == 0 or name in ADDED or name in TELLING else SLOW
+        mark = QUICK if k % 12 == 0 or name in ADDED or name in TELLING else SLOW
         yield f"{name} alone", row, mark if name in CASES else BY_HAND
         mark = QUICK if name in LAID_OUT or name in TELLING else BY_HAND
         yield f"{name} inside", operator(name, "inside", ("three levels", "six levels")), mark

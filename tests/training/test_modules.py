@@ -280,20 +280,3 @@ def test_a_schedule_tells_a_monitor_what_the_network_tells(inputs: bool, trainin
     usual = seen(net())
     assert seen(planned()) == usual
     assert len(usual) > 100
-
-
-def test_marks_tell_a_monitor_of_recomputed_and_kept_copies_too() -> None:
-    """It also sees what is recomputed (``_mirror``), and saved identities (``_keep``)."""
-    seen: list[set[str]] = []
-    for symbol in (net(), with_marks()):
-        module = module_of(symbol)
-        # Without ``monitor_all``, with which MXNet never ends on networks with MakeLoss.
-        monitor = mx.mon.Monitor(1)
-        module.install_monitor(monitor)
-        monitor.tic()
-        module.forward_backward(first(BATCH))
-        seen.append({name for _, name, _ in monitor.toc() if "_keep_" not in name})
-    usual, planned_names = seen
-    assert {name.replace("_mirror", "") for name in planned_names} == usual
-    mirrored = {name.split("_mirror")[0] for name in planned_names if "_mirror" in name}
-    assert mirrored == set(marked(with_marks()))
