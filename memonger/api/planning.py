@@ -313,7 +313,7 @@ def make_mirror_plan(
         return marks.write(strategy.request.symbol, bare)
     applied_rules = strategy.rules
     mask = applied_rules.apply(bare)
-    cost, ruled_cost = (applied_rules.replay(m).pool_bytes // MB for m in (bare, mask))
+    cost, ruled_cost = (applied_rules.plan_memory(m).pool_bytes // MB for m in (bare, mask))
     log.info("cost=%d MiB before the rules, %d MiB with them", cost, ruled_cost)
     return marks.write(strategy.request.symbol, mask, applied_rules.native(mask))
 

@@ -82,8 +82,8 @@ class Parts:
         return list(dict.fromkeys(entries))
 
 
-class Node(NamedTuple):
-    """A node of a training step: one row of `Rows`, with its reads as a list."""
+class StepRow(NamedTuple):
+    """A row of a training step: one element of `Rows`, with its reads as a list."""
 
     signature: int
     source: int
@@ -91,28 +91,30 @@ class Node(NamedTuple):
     reads: Reads
 
 
-class Nodes:
-    """Nodes that are added one after the other, and their signatures; or those of some rows."""
+class RowBuilder:
+    """Build the rows of a training step one by one, with their signatures."""
 
     def __init__(self, signatures: Iterable[Signature], rows: Rows | None = None) -> None:
-        self.all: list[Node] = []
+        self.all: list[StepRow] = []
         self.signatures = Signatures(list(signatures))
         self.first: list[int] = []  # as in `Rows`
         self.latest: list[int] = []
         if rows is not None:
             columns = [column.tolist() for column in rows[:3]]
-            self.all = list(map(Node, *columns, list_reads(rows)))
+            self.all = list(map(StepRow, *columns, list_reads(rows)))
             self.first, self.latest = rows.first.tolist(), rows.latest.tolist()
 
-    def add(self, node: Node) -> int:
-        """Add a node, and return its number."""
-        self.all.append(node)
+    def add(self, row: StepRow) -> int:
+        """Add a row, and return its number."""
+        self.all.append(row)
         return len(self.all) - 1
 
-    def insert(self, op: str, attrs: dict[str, str], tensor: Tensor, reads: Reads = ()) -> RowEntry:
-        """Add a node that the network does not have, and return its one output."""
+    def add_operator(
+        self, op: str, attrs: dict[str, str], tensor: Tensor, reads: Reads = ()
+    ) -> RowEntry:
+        """Add an operator that the network does not have, and return its one output."""
         signature = self.signatures(op, attrs, len(reads), (tensor,))
-        return self.add(Node(signature, -1, -1, reads)), 0
+        return self.add(StepRow(signature, -1, -1, reads)), 0
 
     def tensor(self, entry: RowEntry) -> Tensor:
         """Return shape and type of an output."""
@@ -126,7 +128,7 @@ class Nodes:
         self.all[row] = node._replace(signature=self.signatures.add(more), reads=reads)
 
     def rows(self) -> Rows:
-        """Make rows of the nodes."""
+        """Return the rows as arrays."""
         *fields, reads = zip(*self.all)
         lists = *fields, *join_columns(reads, 2), self.first, self.latest
         return Rows(*(np.array(items, dtype=np.int32) for items in lists))
@@ -138,7 +140,7 @@ class TrainingStep(StepGraph):
 
     parts: Parts
     rows: Rows
-    nodes: Nodes  # the rows too
+    builder: RowBuilder  # the same rows
     heads: list[RowEntry]  # the outputs of the network, then the gradients that the caller gets
     #: Of each argument that gets one: the row and the output of its gradient; None: zeros.
     gradients: tuple[RowEntry | None, ...]
@@ -175,7 +177,7 @@ class TrainingStep(StepGraph):
 
         Those that are zeros are left out too: they run by themselves.
         """
-        return _recorded_rows(self.parts, self.nodes, self.parts.recorded)
+        return _recorded_rows(self.parts, self.builder, self.parts.recorded)
 
     @property
     def dropouts(self) -> dict[int, list[int]]:
@@ -185,12 +187,12 @@ class TrainingStep(StepGraph):
         once = [x for x in graph.operators if graph.nodes[x].op == "Dropout" and runs[x] == 1]
         origin, backward = self.training.origin, self.training.phases == BACKWARD
         variants = {x: np.flatnonzero((origin == x) & backward).tolist() for x in once}
-        return _recorded_rows(self.parts, self.nodes, variants)
+        return _recorded_rows(self.parts, self.builder, variants)
 
     @cached_property
     def adding(self) -> frozenset[RowEntry]:
         """The gradients that autograd adds to what is there by itself."""
-        return frozenset([(self.nodes.latest[v], k) for v, k in self.parts.adding])
+        return frozenset([(self.builder.latest[v], k) for v, k in self.parts.adding])
 
     @cached_property
     def placement(self) -> Placement:
@@ -204,8 +206,8 @@ class TrainingStep(StepGraph):
         """The bytes of the arena, with room before the first tensor and to align that."""
         return self.placement.nbytes + 2 * ALIGNMENT
 
-    def replay(self) -> Replay:
-        """Return in which memory each tensor is."""
+    def plan_memory(self) -> Replay:
+        """Return the memory of each tensor: its block of the arena, or an array of the caller."""
         nothing = np.zeros(0, dtype=np.bool_)
         step = compiled.find_step(self.arrays, nothing)
         nbytes = self.arena_bytes + int(self.alive.nbytes[self.output_blocks].sum())
@@ -236,12 +238,12 @@ class Placed(Replay):
         return np.array([step.arena_bytes, *sizes.tolist()], dtype=np.int64)
 
 
-def make_step(parts: Parts, nodes: Nodes) -> TrainingStep:
-    """Make the training step of these nodes."""
-    training, rows, signatures = parts.work.training, nodes.rows(), nodes.signatures.all
-    heads = [(nodes.first[x], k) for x, k in training.graph.heads]
+def make_step(parts: Parts, builder: RowBuilder) -> TrainingStep:
+    """Make the training step of these rows."""
+    training, rows, signatures = parts.work.training, builder.rows(), builder.signatures.all
+    heads = [(builder.first[x], k) for x, k in training.graph.heads]
     outputs = len(heads)
-    heads += [(nodes.latest[variant], k) for variant, k in parts.written]
+    heads += [(builder.latest[variant], k) for variant, k in parts.written]
     head_row, head_output = np.array(heads, dtype=np.int32).T.copy()
     kept = np.full(max(len(rows.read_row), len(heads)), KEPT, dtype=np.int32)
     reads = rows.read_start, rows.read_row, rows.read_output, kept[: len(rows.read_row)]
@@ -269,121 +271,125 @@ def make_step(parts: Parts, nodes: Nodes) -> TrainingStep:
         gradient_of={row: of[source] for row, source in enumerate(sources) if source in of},
         parts=parts,
         rows=rows,
-        nodes=nodes,
+        builder=builder,
         heads=heads,
-        gradients=tuple([e and (nodes.latest[e[0]], e[1]) for e in parts.gradients]),
+        gradients=tuple([e and (builder.latest[e[0]], e[1]) for e in parts.gradients]),
         alive=alive,
     )
 
 
 def _recorded_rows(
-    parts: Parts, nodes: Nodes, variants_of: Mapping[int, Sequence[int]]
+    parts: Parts, builder: RowBuilder, variants_of: Mapping[int, Sequence[int]]
 ) -> dict[int, list[int]]:
     rows_of = {}
     for x, variants in variants_of.items():
         pairs = zip(variants, parts.work.training.gradients[x].nodes)
-        rows_of[x] = [-1 if node.op in ZEROS else nodes.latest[v] for v, node in pairs]
+        rows_of[x] = [-1 if node.op in ZEROS else builder.latest[v] for v, node in pairs]
     return {x: rows for x, rows in rows_of.items() if max(rows) >= 0}
 
 
-def hold_for_autograd(parts: Parts, nodes: Nodes) -> None:
+def hold_for_autograd(parts: Parts, builder: RowBuilder) -> None:
     """Make the gradients that autograd computes read what it reads, until they are computed.
 
     That is what their operator has read and made when it ran for the last time. Autograd computes
     all rows of the gradient at the place of the last, which reads for the others too.
     """
-    for x, rows in _recorded_rows(parts, nodes, parts.recorded).items():
-        run = nodes.latest[x]
+    for x, rows in _recorded_rows(parts, builder, parts.recorded).items():
+        run = builder.latest[x]
         all_reads: dict[RowEntry, None] = {}
         for row, gradient in zip(rows, parts.work.training.gradients[x].nodes):
             if row < 0:
                 continue
-            reads = list(nodes.all[row].reads)
+            reads = list(builder.all[row].reads)
             for j, (kind, k, output) in enumerate(gradient.inputs):
                 if kind != "head" and kind != "node":
-                    reads[j] = nodes.all[run].reads[k] if kind == "in" else (run, output)
-            nodes.all[row] = nodes.all[row]._replace(reads=reads)
+                    reads[j] = builder.all[run].reads[k] if kind == "in" else (run, output)
+            builder.all[row] = builder.all[row]._replace(reads=reads)
             all_reads.update(dict.fromkeys(reads))
-        more = [entry for entry in all_reads if entry not in nodes.all[max(rows)].reads]
+        more = [entry for entry in all_reads if entry not in builder.all[max(rows)].reads]
         if more:
-            nodes.read_more(max(rows), more)
+            builder.read_more(max(rows), more)
     for (variant, k), adding in parts.chained.items():
         # The term is written where the sum is to which another row would add it.
-        row, total = nodes.latest[variant], nodes.latest[adding]
-        addition = nodes.all[total]
-        nodes.read_more(row, addition.reads[:1], ((len(nodes.all[row].reads), k, False),))
-        signature = nodes.signatures.all[addition.signature]
+        row, total = builder.latest[variant], builder.latest[adding]
+        addition = builder.all[total]
+        builder.read_more(row, addition.reads[:1], ((len(builder.all[row].reads), k, False),))
+        signature = builder.signatures.all[addition.signature]
         copy = signature._replace(op="_copy", attrs={}, inputs=1, options=((0, 0, True),))
-        nodes.all[total] = addition._replace(signature=nodes.signatures.add(copy), reads=[(row, k)])
+        builder.all[total] = addition._replace(
+            signature=builder.signatures.add(copy), reads=[(row, k)]
+        )
 
 
 def keep_places(step: TrainingStep) -> TrainingStep:
     """Compute in place what MXNet does, of those rows whose results depend on that."""
     inserts: dict[int, list[Insert]] = {}
-    for row, node in enumerate(step.nodes.all):
+    for row, node in enumerate(step.builder.all):
         usual = step.parts.in_place.get(node.source)
         if usual is not None and usual != (step.block((row, 0)) == step.block(node.reads[0])):
             inserts[row] = [Insert(BEFORE, 0, "add_n") if usual else Insert(HOLD, 0)]
-    return make_step(step.parts, insert(step.nodes, inserts)) if inserts else step
+    return make_step(step.parts, insert_operators(step.builder, inserts)) if inserts else step
 
 
-def lay_out_plainly(parts: Parts, nodes: Nodes) -> Nodes:
+def lay_out_plainly(parts: Parts, builder: RowBuilder) -> RowBuilder:
     """Make operators that run on a thread of their own read copies that are laid out plainly.
 
     What MKLDNN has laid out in blocks MXNet converts for them, and frees that before they have read
     it (``PushOperator`` in ``src/imperative/imperative_utils.h``; its executor keeps it).
     """
     copies: dict[int, list[Insert]] = defaultdict(list)
-    training, signatures = parts.work.training, nodes.signatures.all
-    for row, node in enumerate(nodes.all):
+    training, signatures = parts.work.training, builder.signatures.all
+    for row, node in enumerate(builder.all):
         if signatures[node.signature].op in ASYNCHRONOUS:
-            sources = [nodes.all[source].source for source, _ in node.reads]
+            sources = [builder.all[source].source for source, _ in node.reads]
             states = training.graph.auxiliary  # which must be themselves
             places = [j for j, source in enumerate(sources) if source not in states]
             copies[row] += [Insert(BEFORE, j, "_np_copy") for j in places]
-    for x, rows in _recorded_rows(parts, nodes, parts.recorded).items():
+    for x, rows in _recorded_rows(parts, builder, parts.recorded).items():
         if training.graph.nodes[x].op in ASYNCHRONOUS:
             for row, gradient in zip(rows, training.gradients[x].nodes):
                 heads = [j for j, (kind, *_) in enumerate(gradient.inputs) if kind == "head"]
                 if row >= 0:
                     copies[row] += [Insert(BEFORE, j, "_np_copy") for j in heads]
-    return insert(nodes, copies) if copies else nodes
+    return insert_operators(builder, copies) if copies else builder
 
 
-def insert(nodes: Nodes, inserts: Mapping[int, Sequence[Insert]]) -> Nodes:
-    """Return the nodes of a step with more operators, for the layouts of its tensors."""
-    new = Nodes(nodes.signatures.all)
+def insert_operators(builder: RowBuilder, inserts: Mapping[int, Sequence[Insert]]) -> RowBuilder:
+    """Return the rows of a step with more operators, for the layouts of its tensors."""
+    new = RowBuilder(builder.signatures.all)
     new_row: list[int] = []  # of each old row
     instead: dict[RowEntry, RowEntry] = {}
-    for row, node in enumerate(nodes.all):
+    for row, node in enumerate(builder.all):
         reads = [(new_row[source], k) for source, k in node.reads]
         reads = [instead.get(entry, entry) for entry in reads]
         for item in inserts.get(row, ()):
             if item.where == BEFORE:
-                reads[item.place] = _insert(new, item, reads[item.place])
+                reads[item.place] = _insert_operator(new, item, reads[item.place])
         new_row.append(new.add(node._replace(reads=reads)))
         for item in inserts.get(row, ()):
             if item.where == HOLD:
-                _insert(new, item, reads[item.place])
+                _insert_operator(new, item, reads[item.place])
             elif item.where == AFTER:
                 entry = new_row[-1], item.place
-                instead[entry] = _insert(new, item, entry)
+                instead[entry] = _insert_operator(new, item, entry)
     new_row.append(-1)  # of -1
-    new.first, new.latest = ([new_row[row] for row in rows] for rows in (nodes.first, nodes.latest))
+    new.first, new.latest = (
+        [new_row[row] for row in rows] for rows in (builder.first, builder.latest)
+    )
     return new
 
 
-def _insert(new: Nodes, item: Insert, entry: RowEntry) -> RowEntry:
+def _insert_operator(new: RowBuilder, item: Insert, entry: RowEntry) -> RowEntry:
     """Add an operator that reads this, and return its output."""
     tensor = new.tensor(entry)
     if item.where != HOLD:
         attrs = {"Reshape": {"shape": str(tuple(tensor.shape))}, "add_n": {"num_args": "1"}}
-        row, output = new.insert(item.op, attrs.get(item.op, {}), tensor, [entry])
+        row, output = new.add_operator(item.op, attrs.get(item.op, {}), tensor, [entry])
         if item.op == "_np_copy":  # in place it would write over the blocks that it reads
             signature = new.signatures.all[new.all[row].signature]._replace(options=())
             new.all[row] = new.all[row]._replace(signature=new.signatures.add(signature))
         return row, output
     if len(tensor.shape) == AXES:
         mean = Tensor((*tensor.shape[:2], 1, 1), tensor.dtype)
-        entry = new.insert("Pooling", MEAN, mean, [entry])
-    return new.insert("max", {}, Tensor((1,), tensor.dtype), [entry])
+        entry = new.add_operator("Pooling", MEAN, mean, [entry])
+    return new.add_operator("max", {}, Tensor((1,), tensor.dtype), [entry])

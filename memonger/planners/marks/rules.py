@@ -165,8 +165,8 @@ class Rules:
             and not truth(node.attrs.get("use_global_stats"))
         ]
 
-    def replay(self, mask: Bools) -> Replay:
-        """Replay what MXNet plans where these nodes are recomputed."""
+    def plan_memory(self, mask: Bools) -> Replay:
+        """Replay MXNet's memory planner where these nodes are recomputed."""
         return replay(self.trainings[0], mask)
 
     def apply(self, mask: Bools) -> Bools:

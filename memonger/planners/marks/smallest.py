@@ -19,7 +19,7 @@ from memonger.support.types import Bools, Doubles
 
 NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
 NO_PLAN = "no plan"
-WISHED = "what recompute= names"  # and nothing else
+FORCED = "forced recomputation"  # of what recompute= names, and of nothing else
 SEARCHED = "searched cuts"
 
 
@@ -43,7 +43,7 @@ def smallest(
     price = functools.partial(price_plan, rules, seconds)
     nothing = price(MarkPlan(np.zeros_like(rules.allowed)), NO_PLAN)
     if nothing.recomputes:
-        nothing = replace(nothing, origin=WISHED)
+        nothing = replace(nothing, origin=FORCED)
     compared, others = [nothing], []
     try:
         mask = _original(hints, rules, ntrial)
@@ -66,7 +66,7 @@ def _original(hints: Mapping[int, str], rules: Rules, ntrial: int) -> Bools:
     """Find the original's best plan with the rules."""
 
     def cost(mask: Bools) -> int:
-        return rules.replay(rules.apply(mask)).pool_bytes
+        return rules.plan_memory(rules.apply(mask)).pool_bytes
 
     if not hints:  # then its plan is the same whatever the threshold
         return chen2016.mirror_plan(rules.graph, hints, 0).mask
@@ -80,7 +80,7 @@ def price_plan(plain: Rules, seconds: Doubles, plan: MarkPlan, origin: str) -> C
     ``plain`` are the rules of the network without any, and ``seconds`` those of its nodes.
     """
     plan, rules, mask = drop_unused_identities(plain, plan)
-    replayed, n = rules.replay(mask), len(mask)
+    replayed, n = rules.plan_memory(mask), len(mask)
     runs_again = np.isin(np.arange(n, 2 * n), replayed.order)[rules.insertion.new_index]
     added = float(seconds[runs_again].sum())
     return Candidate(replayed.pool_bytes, added, plan, origin)
