@@ -1,8 +1,8 @@
-"""The training step of a schedule, written out: every node that it runs, as one graph.
+"""Expand a schedule into a training step: a row for each operator that runs.
 
-What MXNet's executor makes of a network by itself (``graph.training``) is made here in the order
-that a schedule says, with as many copies of an operator. `make_parts` makes what all the training
-steps of a network share; `build_step` puts one of them together.
+``graph.training`` has the rows that MXNet's executor makes of a network. Here they run in the order
+of a schedule, and an operator may run any number of times. `make_parts` makes the data shared by
+the steps of all schedules of a network, and `build_step` makes the step of one.
 """
 
 from __future__ import annotations
@@ -52,31 +52,38 @@ UNWRITTEN = {("_zeros_without_dtype", 0)}
 UNWRITTEN |= {(f"_backward_{op}_reg_out", 1) for op in ("linear", "logistic", "mae")}
 UNWRITTEN |= {("_backward_SoftmaxOutput", 1)}
 
-ROUNDS = 8  # of inserting what layouts need, at most: each changes the layouts of what follows
+ROUNDS = 8  # of inserting operators for layouts; each may change the layouts of later rows
 
 
 class _RowFacts(NamedTuple):
-    """The rows of the training graph of a workload, as lists."""
+    """The rows of the training graph of a workload, as lists with an element for each row."""
 
     work: Workload
     training: TrainingGraph
     mkldnn: bool
-    owner: list[int]  # of each row the operator whose gradient it is part of; -1 for none
-    reads: list[list[RowEntry]]  # of each row
+    owner: list[int]  # the operator whose gradient the row is part of; -1: none
+    reads: list[list[RowEntry]]  # the reads of the row, without identities of ``handed_on``
     walk: list[int]  # gradient rows, in the order in which MXNet runs them
-    #: MXNet hands on the gradient of an output through an identity, which takes memory: the output
-    #: of each of those, and what it reads. Rows read that instead.
+    #: MXNet inserts identities before gradients of outputs, which take memory. They are left out
+    #: here: output of an identity -> its input, which rows read instead.
     handed_on: dict[RowEntry, RowEntry]
-    #: Of each node whether it is a Dropout that, when it is recomputed, is its input times the mask
-    #: of the first time.
+    #: For each node whether it is a Dropout with a mask. When it is recomputed, a product of its
+    #: input and the mask of its first run takes its place.
     masked: list[bool]
 
 
 @no_collection()
 def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True) -> Parts:
-    """Make what all training steps of a network share, whatever the schedule.
+    """Return the data shared by the training steps of all schedules of a network.
 
-    ``added`` are the arguments with grad_req 'add'; ``mkldnn``: whether MKLDNN may compute it.
+    Parameters
+    ----------
+    work : Workload
+        The network.
+    added : collection of int
+        Arguments with grad_req 'add'.
+    mkldnn : bool
+        Whether MKLDNN may compute the step.
     """
     facts = _read_rows(work, mkldnn)
     training, t = work.training, work.training.arrays
@@ -143,9 +150,10 @@ def _read_rows(work: Workload, mkldnn: bool) -> _RowFacts:
 
 
 def _find_gradients(facts: _RowFacts) -> tuple[list[RowEntry | None], frozenset[int]]:
-    """Find where the gradient of each argument comes from, past copies; None for zeros.
+    """Return the entry of the gradient of each argument, or None if the gradient is zero.
 
-    Returned too are the arguments whose gradient MKLDNN leaves out.
+    The entries are those that copies read. The second result has the arguments whose gradient
+    MKLDNN does not write.
     """
     training, t = facts.training, facts.training.arrays
     gradients: list[RowEntry | None] = []
@@ -170,7 +178,7 @@ def _find_gradients(facts: _RowFacts) -> tuple[list[RowEntry | None], frozenset[
 
 
 def _unwritten_biases(facts: _RowFacts) -> set[RowEntry]:
-    """Find gradients of biases that MKLDNN does not write, for their weights get none."""
+    """Find gradients of biases that MKLDNN does not write because their weights get none."""
     # src/operator/nn/mkldnn/mkldnn_fully_connected.cc
     training, t, reads = facts.training, facts.training.arrays, facts.reads
     read_counts = compiled.find_step(t, np.zeros(t.forward, dtype=np.bool_)).reads
@@ -193,9 +201,9 @@ def _unwritten_biases(facts: _RowFacts) -> set[RowEntry]:
 
 
 def _find_chained(facts: _RowFacts) -> dict[RowEntry, int]:
-    """Find the terms that MXNet's executor adds to a sum in place, where that rounds otherwise.
+    """Find the terms that MXNet's executor adds to a sum in place, if that rounds differently.
 
-    Each comes with the row that would add it.
+    Returns the row that would add each term.
     """
     training, t = facts.training, facts.training.arrays
     if "_grad_add" not in training.ops:
@@ -223,9 +231,10 @@ def _find_recorded(
 ) -> tuple[dict[int, list[int]], frozenset[RowEntry]]:
     """Find the operators whose gradient autograd computes (``operators.recorded``), and its rows.
 
-    So it is where the gradient of an argument is added to an array: to add it afterwards may round
-    otherwise, for some operators begin with what is in the array. (None with auxiliary states does,
-    and what runs again has others.) Returned too are those gradients.
+    They include operators whose gradient is added to an array of the caller. Some operators start
+    the sum from the array, so that an addition afterwards may round differently. (No operator with
+    auxiliary states does, and recomputed ones have scratch states.) The second result has these
+    gradients.
     """
     training, owner = facts.training, facts.owner
     nodes, auxiliary = training.graph.nodes, training.graph.auxiliary
@@ -251,7 +260,7 @@ def _find_recorded(
 
 
 def _make_variants(facts: _RowFacts, recorded: Collection[int]) -> tuple[RowBuilder, int]:
-    """Make the node variants, in the order of `NodeVariants`; return where those again begin."""
+    """Return the variants in the order of `NodeVariants`, and the first that runs again."""
     training, t = facts.training, facts.training.arrays
     graph, n = training.graph, t.forward
     builder = RowBuilder({id(signature): signature for signature in training.signatures}.values())
@@ -262,13 +271,13 @@ def _make_variants(facts: _RowFacts, recorded: Collection[int]) -> tuple[RowBuil
         k = number[id(signature)]
         if row >= n:
             reads = [(~r if r < n and j in first_time[r] else r, j) for r, j in reads]
-        # What autograd computes has arrays of its own, and so has the gradient of a Dropout on
-        # a GPU, which autograd computes if the Dropout runs once.
+        # Gradients that autograd computes are in new arrays. Autograd also computes the gradient of
+        # a Dropout on a GPU, if the Dropout runs once.
         is_dropout = signature.op == "_backward_Dropout" and not facts.mkldnn
         if signature.options and (facts.owner[row] in recorded or is_dropout):
             k = builder.signatures.add(signature._replace(options=()))
         elif signature.op == "_zeros_without_dtype" and signature.tensors[0].dtype == "int32":
-            # The gradient of MKLDNN's workspace: that of Pooling is written over it, a float.
+            # The gradient of MKLDNN's workspace, over which Pooling writes its own, of floats.
             (tensor,) = signature.tensors
             k = builder.signatures.add(signature._replace(tensors=(tensor._replace(dtype=FLOAT),)))
         builder.add(StepRow(k, row, 0 if row < n and not t.variable[row] else -1, reads))
@@ -276,13 +285,13 @@ def _make_variants(facts: _RowFacts, recorded: Collection[int]) -> tuple[RowBuil
     scratch: dict[tuple[int, Tensor], RowEntry] = {}
     for x, node in enumerate(builder.all[:n]):
         reads = list(node.reads)
-        if facts.masked[x]:  # it reads its mask instead of all but its data
+        if facts.masked[x]:  # it reads its data and its mask only
             result, mask = graph.tensors[x][:2]
             op = "elemwise_mul" if result.shape == mask.shape else "broadcast_mul"
             node = node._replace(signature=builder.signatures(op, {}, 2, (result,)))
             reads = [reads[0], (~x, 1)]
         elif not truth(graph.nodes[x].attrs.get("use_global_stats")):
-            # States of its own: cuDNN's BatchNorm moves them whenever it runs.
+            # Scratch states, because cuDNN's BatchNorm updates its states whenever it runs.
             for j, (state, _) in enumerate(reads):
                 if state in graph.auxiliary:
                     key = j, graph.tensors[state][0]
@@ -297,7 +306,7 @@ def _make_variants(facts: _RowFacts, recorded: Collection[int]) -> tuple[RowBuil
 def _gradient_rows(facts: _RowFacts) -> list[list[int]]:
     """List for each forward node the gradient rows that run in the operation of its gradient.
 
-    Sums run with the last of what they add, what reads nothing with the first that reads it.
+    A sum runs with the last of its terms, and a row without inputs with its first reader.
     """
     work, reads, t = facts.work, facts.reads, facts.training.arrays
     place = {x: k for k, x in enumerate(work.gradients)}
@@ -317,10 +326,14 @@ def _gradient_rows(facts: _RowFacts) -> list[list[int]]:
 
 
 def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
-    """Build the training step of a right schedule (``schedule.check``).
+    """Return the training step of a valid schedule (``schedule.check``).
 
-    If MKLDNN may compute it, a schedule is refused (MemongerError) by which it would round
-    differently. All others have the same step everywhere, so that they take the memory predicted.
+    The step is the same with and without MKLDNN, so that it takes the predicted memory everywhere.
+
+    Raises
+    ------
+    MemongerError
+        If MKLDNN may compute the step and would round differently.
     """
     operations = np.ascontiguousarray(schedule.operations, dtype=np.int32)
     builder = RowBuilder(parts.signatures, compiled.make_rows(parts.variants, operations))
@@ -347,7 +360,19 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
 def step_for(
     graph: ForwardGraph, schedule: Schedule, requests: Mapping[str, str], mkldnn: bool
 ) -> TrainingStep:
-    """Build the training step of a network for these gradients, by what fits of a schedule."""
+    """Return the training step of a network, with the operations of a schedule that apply to it.
+
+    Parameters
+    ----------
+    graph : ForwardGraph
+        The network.
+    schedule : Schedule
+        A schedule, perhaps for other gradients.
+    requests : mapping
+        Name of an argument -> its grad_req.
+    mkldnn : bool
+        Whether MKLDNN may compute the step.
+    """
     request = {a: requests[graph.nodes[a].name] for a in graph.arguments}
     work = workload(training_graph(graph, [a for a in request if request[a] != "null"]))
     fitting = adapt(work, schedule)

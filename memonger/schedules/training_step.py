@@ -1,4 +1,4 @@
-"""The training step of a schedule as a graph, for the replay of its memory and for the symbol."""
+"""Make the rows, the lifetimes and the arena of a schedule's training step."""
 
 from __future__ import annotations
 
@@ -38,44 +38,44 @@ from memonger.support.types import Int32s, Int64s
 VariantEntry = Tuple[int, int]  # a variant of `Parts`, and which of its outputs
 Reads = Sequence[RowEntry]  # of rows, or of variants
 
-ALIGNMENT = 256  # bytes; what CUDA gives (``cudaMalloc``), and more than MKLDNN asks for
+ALIGNMENT = 256  # bytes; the alignment of ``cudaMalloc``, and more than MKLDNN needs
 
-#: So begins the name of what only a schedule runs.
+#: Prefix of the names of rows that only a schedule runs.
 OURS = "memonger_again_"
 
-#: The mean of each channel reads blocks. For an operator that cannot, such as ``max``, MXNet's
-#: executor makes a plain copy and keeps it (``StorageFallbackOpExecutor``,
-#: ``src/executor/attach_op_execs_pass.cc``). It must be read: without MKLDNN, Pooling has to write.
+#: Pooling that takes the mean of each channel, which reads tensors in blocks. For an operator that
+#: cannot, such as ``max``, MXNet's executor makes a plain copy and keeps it
+#: (``StorageFallbackOpExecutor``, ``src/executor/attach_op_execs_pass.cc``). Another operator must
+#: read its output, because Pooling without MKLDNN has to write it.
 MEAN = {"global_pool": "True", "kernel": "(1, 1)", "pool_type": "avg"}
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What all training steps of a network share, whatever the schedule."""
+    """The data shared by the training steps of all schedules of a network."""
 
     work: Workload
     mkldnn: bool  # whether MKLDNN may compute them
     variants: NodeVariants
-    signatures: tuple[Signature, ...]  # that the variants refer to
-    gradients: tuple[
-        VariantEntry | None, ...
-    ]  # of the arguments that get one, by variant; None: zeros
+    signatures: tuple[Signature, ...]  # of the variants
+    #: The gradient of each argument that gets one, as in ``work.training.wanted``; None: zeros.
+    gradients: tuple[VariantEntry | None, ...]
     added: frozenset[int]  # arguments whose gradient is added to an array of the caller
-    #: Operators whose gradient autograd computes (``operators.recorded``): the variants of it.
+    #: Operator whose gradient autograd computes (``operators.recorded``) -> variants of that.
     recorded: Mapping[int, Sequence[int]]
-    #: Gradients that autograd adds to what is there by itself: to the caller's array, or, where
-    #: ``chained`` has the row that would add them, to the sum before them.
+    #: Gradients that autograd itself adds to an array: to the sum before them if ``chained`` has
+    #: the row that would add them, else to the caller's array.
     adding: frozenset[VariantEntry]
     chained: Mapping[VariantEntry, int]
     left_out: frozenset[int]  # arguments whose gradient MKLDNN does not write
-    #: Rows with other results in place of what they read first, or with none apart from it, and
-    #: whether MXNet computes them so.
+    #: Row whose results depend on whether it overwrites its first input -> whether it does without
+    #: a schedule.
     in_place: Mapping[int, bool]
-    expected: Expected | None  # layouts without a schedule; None if MKLDNN lays out no tensor
+    expected: Expected | None  # layouts without a schedule; None if no operator makes blocks
 
     @property
     def written(self) -> list[VariantEntry]:
-        """The gradients (variant, output) that are made in arrays of the caller, each once."""
+        """The gradients (variant, output) that are written to arrays of the caller, each once."""
         elsewhere = self.added | self.left_out
         pairs = zip(self.work.training.wanted, self.gradients)
         entries = (e for a, e in pairs if e and (a not in elsewhere or e in self.adding))
@@ -117,11 +117,11 @@ class RowBuilder:
         return self.add(StepRow(signature, -1, -1, reads)), 0
 
     def tensor(self, entry: RowEntry) -> Tensor:
-        """Return shape and type of an output."""
+        """Return the shape and the type of an output."""
         return self.signatures.all[self.all[entry[0]].signature].tensors[entry[1]]
 
     def read_more(self, row: int, entries: Iterable[RowEntry], options: Options = ()) -> None:
-        """Make a node read these too, with more in-place options."""
+        """Add reads and in-place options to a row."""
         node = self.all[row]
         signature, reads = self.signatures.all[node.signature], [*node.reads, *entries]
         more = signature._replace(inputs=len(reads), options=(*signature.options, *options))
@@ -136,15 +136,15 @@ class RowBuilder:
 
 @dataclass(frozen=True, eq=False)
 class TrainingStep(StepGraph):
-    """The training step of a schedule, as `TrainingGraph` is that of a set of marks."""
+    """The training step of one schedule; that of a plan of marks is a `TrainingGraph`."""
 
     parts: Parts
     rows: Rows
     builder: RowBuilder  # the same rows
-    heads: list[RowEntry]  # the outputs of the network, then the gradients that the caller gets
-    #: Of each argument that gets one: the row and the output of its gradient; None: zeros.
+    heads: list[RowEntry]  # the outputs of the network, then the gradients in arrays of the caller
+    #: The gradient of each argument that gets one, as in ``training.wanted``; None: zeros.
     gradients: tuple[RowEntry | None, ...]
-    alive: Lifetimes  # when all blocks are alive
+    alive: Lifetimes  # the lifetimes of all blocks
 
     @property
     def training(self) -> TrainingGraph:
@@ -153,35 +153,38 @@ class TrainingStep(StepGraph):
 
     @cached_property
     def output_blocks(self) -> list[int]:
-        """The blocks in which the outputs of the network are."""
+        """The blocks of the outputs of the network, ascending."""
         return sorted({self.block(head) for head in self.heads[: self.arrays.outputs]} - {-1})
 
     def tensor(self, entry: RowEntry) -> Tensor:
-        """Return shape and type of an output of a row."""
+        """Return the shape and the type of an output of a row."""
         return self.signatures[entry[0]].tensors[entry[1]]
 
     def block(self, entry: RowEntry) -> int:
-        """Return the block of an output of a row; -1 of a variable."""
+        """Return the block of an output of a row; -1 for a variable."""
         return int(self.alive.block[self.arrays.output_start[entry[0]] + entry[1]])
 
     @cached_property
     def offsets(self) -> Int64s:
-        """Where in the arena each block is, bytes; -1 for an array of the caller."""
+        """The offset of each block in the arena, bytes (blocks,); -1 for an array of the caller."""
         offsets = np.full(len(self.alive.of_caller), -1)
         offsets[~self.alive.of_caller] = self.placement.offset
         return offsets
 
     @cached_property
     def recorded(self) -> dict[int, list[int]]:
-        """The rows of the gradient of each operator that autograd records; -1 for one left out.
+        """Operator that autograd records -> the rows of its gradient.
 
-        Those that are zeros are left out too: they run by themselves.
+        It is -1 for a row of zeros, which runs on its own.
         """
         return _recorded_rows(self.parts, self.builder, self.parts.recorded)
 
     @property
     def dropouts(self) -> dict[int, list[int]]:
-        """The gradients of those Dropouts that run once: cuDNN's masks are its own, of bits."""
+        """Dropout that runs once -> the rows of its gradient.
+
+        cuDNN has masks of bits, in a format of its own, so that only autograd can apply them.
+        """
         graph, forward = self.training.graph, self.parts.variants.forward
         runs = np.bincount(self.rows.source[self.rows.time >= 0], minlength=forward)
         once = [x for x in graph.operators if graph.nodes[x].op == "Dropout" and runs[x] == 1]
@@ -191,19 +194,19 @@ class TrainingStep(StepGraph):
 
     @cached_property
     def adding(self) -> frozenset[RowEntry]:
-        """The gradients that autograd adds to what is there by itself."""
+        """The gradients that autograd itself adds to an array."""
         return frozenset([(self.builder.latest[v], k) for v, k in self.parts.adding])
 
     @cached_property
     def placement(self) -> Placement:
-        """Where the blocks that are not the caller's lie in the arena."""
+        """The placement in the arena of the blocks that are not arrays of the caller."""
         alive, ours = self.alive, ~self.alive.of_caller
         intervals = alive.start[ours], alive.stop[ours], alive.nbytes[ours]
         return place_items(*intervals, len(self.rows.source), ALIGNMENT)
 
     @property
     def arena_bytes(self) -> int:
-        """The bytes of the arena, with room before the first tensor and to align that."""
+        """The bytes of the arena, with room before the first tensor and to align it."""
         return self.placement.nbytes + 2 * ALIGNMENT
 
     def plan_memory(self) -> Replay:
@@ -215,7 +218,7 @@ class TrainingStep(StepGraph):
 
 
 class Placed(Replay):
-    """The memory of a training step: blocks in an arena, and the arrays of the outputs."""
+    """The memory of a schedule's training step: the arena, and the arrays of the outputs."""
 
     training: TrainingStep
 
@@ -225,14 +228,14 @@ class Placed(Replay):
 
     @property
     def storage(self) -> Int32s:
-        """The block of each output, without those that the caller has for gradients."""
+        """The block of each entry, (entries,); -1 for arrays of the caller for gradients."""
         step = self.training
         theirs = step.alive.of_caller.copy()
         theirs[step.output_blocks] = False
         return np.where(theirs[self.planned] & (self.planned >= 0), -1, self.planned)
 
     def block_bytes(self) -> Int64s:
-        """Return the bytes of the arena, and of each output."""
+        """Return the bytes of the arena and of each output, (1 + outputs,)."""
         step = self.training
         sizes = step.alive.nbytes[step.output_blocks]
         return np.array([step.arena_bytes, *sizes.tolist()], dtype=np.int64)
@@ -252,7 +255,7 @@ def make_step(parts: Parts, builder: RowBuilder) -> TrainingStep:
     of_rows, of = [signatures[k] for k in rows.signature.tolist()], training.gradient_of
     inserted, sources = rows.source < 0, rows.source.tolist()
     again = inserted | (rows.time > 0)
-    names = []  # as MXNet's where it runs a row too
+    names = []  # the names of MXNet's executor for rows that it runs too
     for row, (source, is_again) in enumerate(zip(sources, again.tolist())):
         op = of_rows[row].op
         name = training.names[source] if source >= 0 else op
@@ -289,10 +292,10 @@ def _recorded_rows(
 
 
 def hold_for_autograd(parts: Parts, builder: RowBuilder) -> None:
-    """Make the gradients that autograd computes read what it reads, until they are computed.
+    """Add to the gradients that autograd computes all reads of autograd, to keep them alive.
 
-    That is what their operator has read and made when it ran for the last time. Autograd computes
-    all rows of the gradient at the place of the last, which reads for the others too.
+    Autograd reads the inputs and outputs of the latest run of the operator. It computes all rows of
+    the gradient when the last of them runs, so that the last row gets the reads of all.
     """
     for x, rows in _recorded_rows(parts, builder, parts.recorded).items():
         run = builder.latest[x]
@@ -310,7 +313,7 @@ def hold_for_autograd(parts: Parts, builder: RowBuilder) -> None:
         if more:
             builder.read_more(max(rows), more)
     for (variant, k), adding in parts.chained.items():
-        # The term is written where the sum is to which another row would add it.
+        # Autograd adds the term to the sum in place, so that the row that would add it is a copy.
         row, total = builder.latest[variant], builder.latest[adding]
         addition = builder.all[total]
         builder.read_more(row, addition.reads[:1], ((len(builder.all[row].reads), k, False),))
@@ -322,7 +325,7 @@ def hold_for_autograd(parts: Parts, builder: RowBuilder) -> None:
 
 
 def keep_places(step: TrainingStep) -> TrainingStep:
-    """Compute in place what MXNet does, of those rows whose results depend on that."""
+    """Return the step with the same rows in place as in MXNet, if their results depend on it."""
     inserts: dict[int, list[Insert]] = {}
     for row, node in enumerate(step.builder.all):
         usual = step.parts.in_place.get(node.source)
@@ -332,17 +335,17 @@ def keep_places(step: TrainingStep) -> TrainingStep:
 
 
 def lay_out_plainly(parts: Parts, builder: RowBuilder) -> RowBuilder:
-    """Make operators that run on a thread of their own read copies that are laid out plainly.
+    """Insert plain copies of the inputs of operators that run in a thread of their own.
 
-    What MKLDNN has laid out in blocks MXNet converts for them, and frees that before they have read
-    it (``PushOperator`` in ``src/imperative/imperative_utils.h``; its executor keeps it).
+    Of an input in blocks MXNet makes a plain copy for them, and frees it before they have read it
+    (``PushOperator`` in ``src/imperative/imperative_utils.h``; MXNet's executor keeps the copy).
     """
     copies: dict[int, list[Insert]] = defaultdict(list)
     training, signatures = parts.work.training, builder.signatures.all
     for row, node in enumerate(builder.all):
         if signatures[node.signature].op in ASYNCHRONOUS:
             sources = [builder.all[source].source for source, _ in node.reads]
-            states = training.graph.auxiliary  # which must be themselves
+            states = training.graph.auxiliary  # the operator updates them: no copies
             places = [j for j, source in enumerate(sources) if source not in states]
             copies[row] += [Insert(BEFORE, j, "_np_copy") for j in places]
     for x, rows in _recorded_rows(parts, builder, parts.recorded).items():
@@ -357,8 +360,8 @@ def lay_out_plainly(parts: Parts, builder: RowBuilder) -> RowBuilder:
 def insert_operators(builder: RowBuilder, inserts: Mapping[int, Sequence[Insert]]) -> RowBuilder:
     """Return the rows of a step with more operators, for the layouts of its tensors."""
     new = RowBuilder(builder.signatures.all)
-    new_row: list[int] = []  # of each old row
-    instead: dict[RowEntry, RowEntry] = {}
+    new_row: list[int] = []  # old row -> new row
+    instead: dict[RowEntry, RowEntry] = {}  # entry -> the entry that later rows read instead
     for row, node in enumerate(builder.all):
         reads = [(new_row[source], k) for source, k in node.reads]
         reads = [instead.get(entry, entry) for entry in reads]
@@ -372,7 +375,7 @@ def insert_operators(builder: RowBuilder, inserts: Mapping[int, Sequence[Insert]
             elif item.where == AFTER:
                 entry = new_row[-1], item.place
                 instead[entry] = _insert_operator(new, item, entry)
-    new_row.append(-1)  # of -1
+    new_row.append(-1)  # new_row[-1] is -1
     new.first, new.latest = (
         [new_row[row] for row in rows] for rows in (builder.first, builder.latest)
     )
@@ -380,7 +383,7 @@ def insert_operators(builder: RowBuilder, inserts: Mapping[int, Sequence[Insert]
 
 
 def _insert_operator(new: RowBuilder, item: Insert, entry: RowEntry) -> RowEntry:
-    """Add an operator that reads this, and return its output."""
+    """Add an operator that reads an entry, and return its output."""
     tensor = new.tensor(entry)
     if item.where != HOLD:
         attrs = {"Reshape": {"shape": str(tuple(tensor.shape))}, "add_n": {"num_args": "1"}}
