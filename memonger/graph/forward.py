@@ -97,7 +97,7 @@ class ForwardGraph:
                 return "it reads or makes a sparse array"
         if reason is None and not recompute.moves_states(node.op, node.attrs):
             if not self.moved_states.isdisjoint([a for a, _ in node.inputs]):
-                return "it reads an auxiliary state, which another operator has moved by then"
+                return "it reads an auxiliary state that another operator has updated by then"
         return reason
 
     def shown_tensors(self, i: int) -> Tensors:

@@ -169,8 +169,8 @@ def _find_gradients(facts: _RowFacts) -> tuple[list[RowEntry | None], frozenset[
         if entry in unwritten:
             left_out.add(a)
             log.warning(
-                "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it "
-                "out on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
+                "%r gets no gradient, with or without a schedule, because MKLDNN computes none for "
+                "a bias whose weight gets none; set MXNET_MKLDNN_ENABLED=0 to train this bias",
                 name,
             )
         gradients.append(None if (training.ops[entry[0]], entry[1]) in UNWRITTEN else entry)
@@ -193,9 +193,9 @@ def _unwritten_biases(facts: _RowFacts) -> set[RowEntry]:
     for row, _ in sorted(unwritten & set(chain(*reads))):
         name = training.graph.nodes[facts.owner[row]].name
         raise MemongerError(
-            f"the bias of {name!r} is used more than once, "
-            "and its gradient would be wrong, with or without a schedule: MKLDNN leaves it out "
-            "where the weight gets none; fix the bias too, or set MXNET_MKLDNN_ENABLED=0"
+            f"the bias of {name!r} is used more than once, and its gradient would be wrong, "
+            "with or without a schedule, because MKLDNN computes none for a bias whose weight gets "
+            "none; give the bias grad_req 'null' too, or set MXNET_MKLDNN_ENABLED=0"
         )
     return unwritten
 
