@@ -135,6 +135,7 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
 
 
 def _read_rows(work: Workload, mkldnn: bool) -> _RowFacts:
+    """Return the facts about the rows of a workload."""
     training, t = work.training, work.training.arrays
     reads = list_reads(t)
     owner = [-1] * (2 * t.forward) + training.origin[2 * t.forward :].tolist()

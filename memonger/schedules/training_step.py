@@ -61,7 +61,7 @@ class Parts:
     #: The gradient of each argument that gets one, as in ``work.training.wanted``; None: zeros.
     gradients: tuple[VariantEntry | None, ...]
     added: frozenset[int]  # arguments whose gradient is added to an array of the caller
-    #: Operator whose gradient autograd computes (``operators.recorded``) -> variants of that.
+    #: Operator whose gradient autograd computes (``operators.recorded``) -> its variants.
     recorded: Mapping[int, Sequence[int]]
     #: Gradients that autograd itself adds to an array: to the sum before them if ``chained`` has
     #: the row that would add them, else to the caller's array.
@@ -242,7 +242,7 @@ class Placed(Replay):
 
 
 def make_step(parts: Parts, builder: RowBuilder) -> TrainingStep:
-    """Make the training step of these rows."""
+    """Return the training step of these rows: its graph, its gradients and its lifetimes."""
     training, rows, signatures = parts.work.training, builder.rows(), builder.signatures.all
     heads = [(builder.first[x], k) for x, k in training.graph.heads]
     outputs = len(heads)
@@ -284,6 +284,7 @@ def make_step(parts: Parts, builder: RowBuilder) -> TrainingStep:
 def _recorded_rows(
     parts: Parts, builder: RowBuilder, variants_of: Mapping[int, Sequence[int]]
 ) -> dict[int, list[int]]:
+    """Return the rows of the gradient of each operator; -1 for a row of zeros."""
     rows_of = {}
     for x, variants in variants_of.items():
         pairs = zip(variants, parts.work.training.gradients[x].nodes)

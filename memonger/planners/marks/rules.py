@@ -223,6 +223,7 @@ class Facts(Struct):
 
 
 def _facts_of(training: TrainingGraph) -> Facts:
+    """Return the facts about the gradients of a training graph, as arrays."""
     n, facts, read_start = training.arrays.forward, training.facts, training.arrays.read_start
     reader = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
     place = np.arange(len(reader)) - read_start[reader]

@@ -150,7 +150,7 @@ static int by_position(const void *a, const void *b)
     return *(const int32_t *)a - *(const int32_t *)b;
 }
 
-/* Runs what the gradient of an operator reads and is not held, and what that is computed from. */
+/* Runs the operators that the gradient of operator i needs and that are not held. */
 static void run_for(Making *m, int64_t lo, int64_t i)
 {
     const Steps *s = m->s;
