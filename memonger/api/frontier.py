@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from memonger.api import plot, report
-from memonger.api.plan import Plan, plan_of
+from memonger.api.plan import Plan, make_plan
 from memonger.api.report import Reported
 from memonger.graph.inputs import read_devices, read_pairs, trace
 from memonger.planners.candidates import Candidate, SearchResult, by_added_time, pareto_front
@@ -125,7 +125,7 @@ def frontier(  # type: ignore[misc]  # options of `plan` go through
         interrupted = True
     if interrupted:
         log.warning("interrupted: these are the plans that were found so far")
-    plans = [plan_of(replace(solution, interrupted=interrupted)) for solution in solutions]
+    plans = [make_plan(replace(solution, interrupted=interrupted)) for solution in solutions]
     return Frontier(pareto_front(plans, lambda plan: (plan.time_overhead, plan.pool_bytes)))
 
 
@@ -170,7 +170,7 @@ class LargestBatch(_Largest):
         plans = {most: self.plan}
         for batch in sorted(batches - {0, most}):
             with contextlib.suppress(BudgetError):  # this search may find less than that of `most`
-                plans[batch] = plan_of(solve(self._request(batch), self._options))
+                plans[batch] = make_plan(solve(self._request(batch), self._options))
                 if plans[batch].interrupted:
                     raise KeyboardInterrupt
         report.write_report(file, replace(shown, batches=plans))
@@ -300,7 +300,7 @@ def _largest_batch(strategy_at: Callable[[int], Strategy], limit: int) -> Larges
     if interrupted or solution.interrupted:
         log.warning("interrupted: a batch of %d is the largest that was found so far", batch)
         solution = replace(solution, interrupted=True)
-    return LargestBatch(batch, plan_of(solution), unplanned)
+    return LargestBatch(batch, make_plan(solution), unplanned)
 
 
 def _open_shapes(shapes: object) -> tuple[dict[str, Json], dict[str, str]]:

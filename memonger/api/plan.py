@@ -467,7 +467,7 @@ def _compare(file: files.Path, request: Request, net: Symbol, spec: InputSpec) -
                 )
 
 
-def plan_of(solution: Solution) -> Plan:
+def make_plan(solution: Solution) -> Plan:
     """Make a Plan of a solution, and log what it warns of."""
     for warning in solution.warnings:
         log.warning(warning)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Mapping, MutableMapping, Optional
 
-from memonger.api.plan import Plan, plan_of
+from memonger.api.plan import Plan, make_plan
 from memonger.graph import marks
 from memonger.planners.marks import chen2016
 from memonger.solve.memory import measure as measured
@@ -165,7 +165,7 @@ def plan(
     """
     keywords = {name: value for name, value in locals().items() if name in NAMES}
     request, options = read_arguments("plan", net, shapes, {**keywords, **input_shapes})
-    return plan_of(solve(request, options))
+    return make_plan(solve(request, options))
 
 
 def search_plan(  # type: ignore[misc]  # options of `plan` go through
@@ -313,7 +313,7 @@ def make_mirror_plan(
         return marks.write(strategy.request.symbol, bare)
     applied_rules = strategy.rules
     mask = applied_rules.apply(bare)
-    cost, ruled_cost = (applied_rules.replay(m).pool_bytes // MB for m in (bare, mask))
+    cost, ruled_cost = (applied_rules.plan_memory(m).pool_bytes // MB for m in (bare, mask))
     log.info("cost=%d MiB before the rules, %d MiB with them", cost, ruled_cost)
     return marks.write(strategy.request.symbol, mask, applied_rules.native(mask))
 

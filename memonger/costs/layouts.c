@@ -6,7 +6,7 @@ int64_t find_layout(
     const int64_t *input = inputs.at;
     if (code == KEEPS)
         return before;
-    int64_t first = PLAIN; /* the first that is not */
+    int64_t first = PLAIN; /* the layout of the first input that is not plain */
     bool alike = true;
     for (int64_t j = 0; j < inputs.count; j++)
         if (plays.at[j]) {
@@ -33,7 +33,7 @@ int64_t find_layout(
                 return input[0];
         }
     }
-    /* A layout of its own for each combination of what it depends on. */
+    /* An unknown layout: a number for each combination of operator, place and input layouts. */
     uint64_t layout = ((uint64_t)number * 31 + (uint64_t)place) * 1000003 + (uint64_t)before;
     for (int64_t j = 0; j < inputs.count; j++)
         if (plays.at[j])
@@ -46,13 +46,13 @@ typedef struct {
     const GraphArrays *t;
     const LayoutArrays *layouts;
     const Step *step;
-    const int32_t *planned, *block; /* by entry; block: with the terms of sums in place */
-    int64_t *written, *read;        /* by entry; by read */
-    int64_t *now;                   /* by block: the layout of its memory now */
+    const int32_t *planned, *block; /* by entry; block: after add_in_place */
+    int64_t *written, *read;        /* layouts, by entry and by read */
+    int64_t *now;                   /* by block: the layout of its latest tensor */
     int32_t *place;
 } State;
 
-/* Looks up the layouts that a row reads. */
+/* Finds the layouts of the inputs of a row. */
 static void read_layouts(const State *s, int32_t row)
 {
     int64_t first = s->t->read_start.at[row], begin = s->t->output_start.at[row];
@@ -61,7 +61,7 @@ static void read_layouts(const State *s, int32_t row)
         int32_t entry = s->step->entry.at[j], block = s->block[entry];
         read[j] = block < 0 ? s->written[entry] : s->now[block];
     }
-    /* The gradient of BatchNorm brings what is plain into the blocks of its data
+    /* The gradient of BatchNorm converts a plain gradient to the blocks of its data
      * (MKLDNNBatchNormBackwardImpl). */
     if (s->t->output_start.at[row + 1] > begin && s->layouts->code.at[begin] == NORM_GRADIENT)
         if (read[first + 3] == BLOCKS && read[first] == PLAIN)
@@ -84,7 +84,7 @@ static void write_layouts(const State *s, int32_t row)
 {
     int64_t first = s->t->read_start.at[row], count = s->t->read_start.at[row + 1] - first;
     const LayoutArrays *l = s->layouts;
-    bool is_added = false; /* the term has been added to the sum already */
+    bool is_added = false; /* whether the term is added to the sum already */
     if (l->adding.at[row]) {
         int32_t term = s->step->entry.at[first + 1];
         is_added = s->block[term] != s->planned[term];

@@ -1,18 +1,18 @@
 #include "costs/placement.h"
 
-static const double HEAT = 0.08; /* the part of the goal that a change may add at first */
+static const double HEAT = 0.08; /* the share of the goal that an early change may add */
 
 typedef struct {
-    int32_t item, start, stop; /* the first and the last step in which it is alive */
-    int64_t low, high;         /* the offset of its first byte, and of the first behind it */
+    int32_t item, start, stop; /* start, stop: the first and the last step in which it is alive */
+    int64_t low, high;         /* the offsets of its first byte and of the first byte behind it */
 } Block;
 
 typedef struct {
-    Block *blocks; /* by their offset */
+    Block *blocks; /* sorted by offset */
     int64_t count, nbytes;
 } Arena;
 
-/* Puts an item where it lies lowest; returns how many blocks were looked at. */
+/* Places an item at the lowest free offset; returns how many blocks it has compared. */
 static int64_t put(Arena *arena, Block block, int64_t nbytes)
 {
     int64_t k = 0, place;
@@ -35,7 +35,7 @@ static int64_t put(Arena *arena, Block block, int64_t nbytes)
     return k;
 }
 
-/* Copies those blocks whose rank, their place in the order, is less than ``ranks``. */
+/* Copies the blocks whose rank, their position in the order, is less than ``ranks``. */
 static void copy_first(Arena *arena, const Arena *from, const int32_t *rank, int64_t ranks)
 {
     arena->count = arena->nbytes = 0;
@@ -46,7 +46,7 @@ static void copy_first(Arena *arena, const Arena *from, const int32_t *rank, int
         }
 }
 
-/* Chooses a block that is alive together with this one; maybe itself. */
+/* Draws a block that is alive at the same time as this one, perhaps the block itself. */
 static Block choose_beside(const Arena *arena, Block block, Random *random)
 {
     for (;;) {
@@ -56,7 +56,7 @@ static Block choose_beside(const Arena *arena, Block block, Random *random)
     }
 }
 
-/* Moves an item in the order; those between move by one. */
+/* Moves an item in the order; the items between move by one. */
 static void move(int32_t *order, int32_t *rank, int64_t from, int64_t to)
 {
     int32_t item = order[from];
@@ -84,7 +84,7 @@ void place(
     }
     copy_first(&best, &now, rank, large);
     while (best.nbytes > goal && work < effort) {
-        int64_t high = 0, chosen = 0; /* an item above the goal, each as likely */
+        int64_t high = 0, chosen = 0; /* draws one of the items above the goal */
         for (int64_t k = 0; k < large; k++)
             if (now.blocks[k].high > goal && below(&random, ++high) == 0)
                 chosen = k;

@@ -1,10 +1,10 @@
 #include "costs/replay.h"
 
-/* The free blocks: a queue for each rank of a size, from the oldest to the newest. */
+/* The free blocks: a queue for each size, from the oldest to the newest. */
 typedef struct {
-    int32_t *oldest, *newest; /* by rank, of queues that are not empty */
+    int32_t *oldest, *newest; /* by rank of a size, if its queue is not empty */
     int32_t *next, *before;   /* by block; -1 at the end */
-    uint64_t *any;            /* one bit for each rank: whether its queue has a block */
+    uint64_t *any;            /* one bit for each rank: whether its queue is not empty */
 } Free;
 
 static inline void put(Free *free, int32_t rank, int32_t block)
@@ -33,7 +33,7 @@ static inline int32_t take_block(Free *free, int32_t rank, bool newest)
     return block;
 }
 
-/* Finds the smallest rank from ``first`` on with a free block; ``stop`` if there is none before. */
+/* Returns the smallest rank from ``first`` on with a free block; ``stop`` if none is below it. */
 static inline int32_t find_smallest(const Free *free, int32_t first, int32_t stop)
 {
     for (int32_t rank = first; rank < stop; rank = (rank / 64 + 1) * 64) {
@@ -44,7 +44,7 @@ static inline int32_t find_smallest(const Free *free, int32_t first, int32_t sto
     return stop;
 }
 
-/* Finds the largest rank down from ``first`` with a free block; -1 if there is none to ``last``. */
+/* Returns the largest rank from ``first`` down to ``last`` with a free block; -1 if none has. */
 static inline int32_t find_largest(const Free *free, int32_t first, int32_t last)
 {
     for (int32_t rank = first; rank >= last; rank = rank / 64 * 64 - 1) {
@@ -57,20 +57,21 @@ static inline int32_t find_largest(const Free *free, int32_t first, int32_t last
     return -1;
 }
 
-/* The pool while memory is planned. */
+/* The pool, while the rows get their memory in order. */
 typedef struct {
     const GraphArrays *t;
     const Step *step;
     int32_t *block;       /* by entry */
-    int32_t *rank;        /* by block: that of its size */
-    int32_t *pending;     /* by block: the reads that are still to come */
+    int32_t *rank;        /* by block: the rank of its size */
+    int32_t *pending;     /* by block: how many reads are still to come */
     int32_t *smallest, *largest; /* by rank: a block for it has smallest <= rank < largest */
     Free free;
     int32_t blocks;
     int64_t bytes;
 } Pool;
 
-/* Gives an input's memory to an output that may have it. */
+/* Gives the block of an input to an output that may be computed in place of it: the output is an
+ * identity of it, or no other read of the block is to come. */
 static inline void take_over(Pool *p, int32_t out, int32_t input, bool identity)
 {
     if (p->block[out] != UNASSIGNED || p->step->reads.at[out] == 0)
@@ -90,9 +91,9 @@ static inline void get_block(Pool *p, int32_t out)
     if (p->block[out] != UNASSIGNED)
         return;
     int32_t other = find_smallest(&p->free, rank, p->largest[rank]);
-    if (other < p->largest[rank]) { /* the oldest of those that are large enough */
+    if (other < p->largest[rank]) { /* the oldest block that is large enough */
         block = take_block(&p->free, other, false);
-    } else { /* or else the newest of those that are not */
+    } else { /* otherwise the newest smaller block, which grows */
         other = find_largest(&p->free, rank - 1, p->smallest[rank]);
         block = other >= 0 ? take_block(&p->free, other, true) : p->blocks++;
         p->rank[block] = rank;
@@ -102,7 +103,7 @@ static inline void get_block(Pool *p, int32_t out)
     p->block[out] = block;
 }
 
-/* Frees the block of an entry if all its reads have come, ``reads`` of them just now. */
+/* Counts ``reads`` reads of an entry, and frees its block after the last. */
 static inline void free_read(Pool *p, int32_t entry, int32_t reads)
 {
     int32_t block = p->block[entry];
@@ -110,7 +111,7 @@ static inline void free_read(Pool *p, int32_t entry, int32_t reads)
         put(&p->free, p->rank[block], block);
 }
 
-/* Plans the memory of one row; of its outputs the largest first. */
+/* Plans the memory of the outputs of one row, the largest output first. */
 static inline void plan_row(Pool *p, int32_t row)
 {
     const GraphArrays *t = p->t;
@@ -197,8 +198,8 @@ void add_in_place(
     if (!sums)
         return;
     Memory then = *memory;
-    int32_t *reads = ZEROS(memory, int32_t, entries); /* ignored ones too */
-    int32_t *made = ZEROS(memory, int32_t, entries);  /* when, from 1 on; 0 of variables */
+    int32_t *reads = ZEROS(memory, int32_t, entries); /* with reads of the shape alone */
+    int32_t *made = ZEROS(memory, int32_t, entries);  /* 1 + position in the order; 0: variables */
     for (int64_t h = 0; h < step->head.count; h++)
         reads[step->head.at[h]]++;
     for (int32_t i = 0; i < step->order.count; i++) {

@@ -3,24 +3,25 @@
 
 #include "graph/arrays.h"
 
-/* The block of an entry is one of these where it has none; external: it is an array of the user. */
+/* In place of the block of an entry without one. EXTERNAL: the entry is an array of the user. */
 enum { EXTERNAL = -2, UNASSIGNED = -1 };
 
-/* Returns the bytes of the pool, 4 to an element, and the block of each entry; ends beyond
- * ``limit``. A match range of 0 uses no block twice. */
+/* Returns the bytes of the pool, 4 an element, and the block of each entry. Stops once the pool is
+ * larger than ``limit``. With a match range of 0 no free block is used again. */
 KERNEL int64_t allocate(
     Memory *memory, const GraphArrays *t, const Step *step, int64_t match_range, double limit,
     Int32s *block);
 
-/* As allocate, with the match range that MXNet takes: the best, of equals the first. */
+/* As allocate, with the match range that MXNet chooses: the first one that gives the least. */
 KERNEL int64_t allocate_least(
     Memory *memory, const GraphArrays *t, const Step *step, Int64s match_ranges, double limit,
     Int32s *block);
 
 /* Moves the terms of sums into the blocks of the sums.
  *
- * A planned ``_grad_add`` may have its second input computed with the write request 'add' right
- * into the first (``src/executor/inplace_addto_detect_pass.cc``). ``adding``: the rows that add.
+ * MXNet may compute the second input of a ``_grad_add`` with the write request 'add', so that it is
+ * added to the first where that is (``src/executor/inplace_addto_detect_pass.cc``). ``adding``, by
+ * row: whether it is such a sum.
  */
 KERNEL void add_in_place(
     Memory *memory, const GraphArrays *t, const Step *step, Bools adding, Int32s planned,

@@ -58,7 +58,7 @@ static Int32s find_order(Memory *memory, const GraphArrays *t, const bool *recom
     int64_t count = t->first.count;
     COPY(order.at, t->first.at, count);
     Memory then = *memory;
-    bool *done = NEW(memory, bool, n); /* or never done */
+    bool *done = NEW(memory, bool, n); /* whether a copy is listed, or is not needed */
     int32_t *stack = NEW(memory, int32_t, n), *next = NEW(memory, int32_t, n);
     for (int32_t x = 0; x < n; x++)
         done[x] = !recomputed[x];
@@ -92,7 +92,7 @@ static Int32s find_order(Memory *memory, const GraphArrays *t, const bool *recom
     return order;
 }
 
-/* Returns the entry that is read: of the copy where owner and row are both recomputed. */
+/* Returns the entry of a read: of the copy if owner and row are both recomputed. */
 static inline int32_t find_entry(
     const GraphArrays *t, const bool *recomputed, int32_t row, int32_t output, int32_t owner)
 {

@@ -1,8 +1,7 @@
 """The training graph as arrays, for the compiled replay.
 
-What no plan changes is computed here once for a network. That is which in-place options can apply,
-and how often each tensor is read if nothing is recomputed. It is also the order in which originals
-run: depth first from the outputs (``nnvm::DFSVisit``).
+This module computes once for a network what no plan changes: the in-place options that can apply,
+and the order of the forward pass, depth first from the outputs (``nnvm::DFSVisit``).
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from memonger.support.kernels import Struct, compiled, constant
 from memonger.support.types import AnyArray, Array1, Int32s, Int64s
 
 KEPT = constant("KEPT")
-LEFT_OUT = -1  # a row that is read: a variable that is left out
+LEFT_OUT = -1  # in place of the row of a read: a variable that the arrays do not have
 
-#: Phases of a row: of the forward pass, a recomputed copy, of the backward pass.
+#: Phases of a row: the forward pass, recomputation, the backward pass.
 FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2
 
-#: What a row reads: (row, output, owner). If the operators `owner` and `row` are both recomputed,
-#: the copy of `row` is read instead. With the owner KEPT it is always the row itself.
+#: A read of a row: (row, output, owner). If the operators `owner` and `row` are both recomputed, it
+#: reads the copy of `row`. If the owner is KEPT it always reads the row itself.
 Read = Tuple[int, int, int]
 
 
 class Signature(NamedTuple):
-    """What rows share that run the same operator on tensors of the same shapes."""
+    """The data shared by all rows that run the same operator on tensors of the same shapes."""
 
     op: str  # 'null' for a variable
     attrs: Attributes
     inputs: int  # how many it reads
-    ignored: tuple[int, ...]  # inputs that it reads for their shape only
-    options: Options  # in-place
+    ignored: tuple[int, ...]  # inputs of which it reads only the shape
+    options: Options  # its in-place options
     tensors: Tensors  # its outputs
 
 
 class Signatures:
-    """The signatures of rows, numbered in the order of ``all``, which lists each of them once."""
+    """Number signatures; ``all`` lists each of them once, in the order of their numbers."""
 
     def __init__(self, signatures: Sequence[Signature] = (), inexact: Iterable[str] = ()) -> None:
         self.all = list(signatures)
@@ -47,7 +46,7 @@ class Signatures:
         self._numbers = {_key(*k[:3], k.tensors): i for i, k in enumerate(signatures)}
 
     def __call__(self, op: str, attrs: Attributes, inputs: int, tensors: Tensors) -> int:
-        """Return the number of a signature that has its operator's in-place options."""
+        """Return the number of the signature of an operator, with MXNet's in-place options."""
         key = _key(op, attrs, inputs, tensors)
         if key in self._numbers:
             return self._numbers[key]
@@ -58,7 +57,7 @@ class Signatures:
         return self.add(Signature(op, attrs, inputs, IGNORED.get(op, ()), usable, tensors), key)
 
     def add(self, signature: Signature, key: object = None) -> int:
-        """Return the number of a signature that has in-place options of its own."""
+        """Return the number of a signature; add it to ``all`` if it is new."""
         key = key or (_key(*signature[:3], signature.tensors), signature.options)
         number = self._numbers.setdefault(key, len(self.all))
         if number == len(self.all):
@@ -78,27 +77,27 @@ class GraphArrays(Struct):
 
     @property
     def read_entry(self) -> Int32s:
-        """The entry that each read reads if nothing is recomputed; 0 of what is left out."""
+        """The entry of each read if nothing is recomputed, (reads,); 0 if it is LEFT_OUT."""
         there = self.read_row != LEFT_OUT
         return np.where(there, self.output_start[self.read_row] + self.read_output, 0)
 
     @property
     def head_entry(self) -> Int32s:
-        """The entry of each head if nothing is recomputed."""
+        """The entry of each head if nothing is recomputed, (heads,)."""
         entry: Int32s = self.output_start[self.head_row] + self.head_output
         return entry
 
 
 class Step(Struct):
-    """The rows of a training graph that run where some operators are recomputed."""
+    """The rows of a training graph that run for one set of recomputed operators."""
 
 
 class SignatureArrays(Struct):
-    """What the allocator reads of `Signature`s."""
+    """The fields of `Signature`s that the allocator reads."""
 
 
 def signature_arrays(signatures: Sequence[Signature]) -> SignatureArrays:
-    """Return what the allocator reads of these signatures."""
+    """Return the fields of these signatures that the allocator reads, as arrays."""
     tensors = [tensor for signature in signatures for tensor in signature.tensors]
     dtypes = [np.dtype(tensor.dtype) for tensor in tensors]
     variable = np.array([signature.op == "null" for signature in signatures], dtype=np.bool_)
@@ -108,7 +107,7 @@ def signature_arrays(signatures: Sequence[Signature]) -> SignatureArrays:
     pooled = ~variable[owner]
     rank = np.zeros(len(elements), dtype=np.int32)
     sizes, rank[pooled] = np.unique(4 * elements[pooled], return_inverse=True)
-    # The largest first, of equal sizes the last: MXNet keeps them in a multimap.
+    # The largest first, and the last of equal sizes, because MXNet sorts them by a multimap.
     by_size = np.lexsort((-np.arange(len(elements)), -elements, owner))
     ignored_start, ignored = join([[i in k.ignored for i in range(k.inputs)] for k in signatures])
     option_columns = join_columns([signature.options for signature in signatures], 3)
@@ -144,12 +143,25 @@ def graph_arrays(
     waits: Sequence[Int32s] | None = None,
     forward: int = 0,
 ) -> GraphArrays:
-    """Return the arrays of rows whose signatures have these numbers.
+    """Return the arrays of a training graph.
 
-    Reads are where those of each row start and columns of `Read`; ``waits``, control dependencies,
-    lack the output. Of the heads, columns of `Read`, the first ``outputs`` are outputs of the
-    network, the others gradients. The first ``forward`` rows have copies. Without ``waits`` all
-    rows run in the order in which they stand.
+    Parameters
+    ----------
+    signatures : sequence of Signature
+        The signatures that rows refer to.
+    number : array of int32, (rows,)
+        The signature of each row.
+    reads : arrays of int32, (rows + 1,) and 3 of (reads,)
+        Where the reads of each row start; columns of `Read`.
+    heads : 3 arrays of int32, (heads,)
+        Columns of `Read`.
+    outputs : int
+        How many heads are outputs of the network; the others are gradients.
+    waits : arrays of int32, (rows + 1,) and 2 of (waits,), or None
+        Control dependencies: where those of each row start; rows, owners. With None all rows run in
+        the order of their numbers.
+    forward : int
+        How many forward rows there are. Their copies follow them.
     """
     s, rows = signature_arrays(signatures), len(number)
     read_start, read_row, read_output, read_owner = reads
@@ -161,7 +173,7 @@ def graph_arrays(
     ignored = s.ignored[gather(s.ignored_start, number)[0]]
     there = read_row != LEFT_OUT
     read_entry = np.where(there, output_start[read_row] + read_output, 0)
-    # Of the in-place options those that can apply.
+    # The in-place options that can apply.
     option, taker = gather(s.option_start, number)
     read = read_start[taker] + s.option_input[option]
     output = output_start[taker] + s.option_output[option]
@@ -172,7 +184,7 @@ def graph_arrays(
     read = read[fits]
     first, start = np.arange(rows, dtype=np.int32), np.zeros(1, dtype=np.int32)
     before_row = walk_row = walk_owner = first[:0]
-    if waits is not None:  # the order in which the rows run, each after those that it reads
+    if waits is not None:  # rows run in depth-first order, each after the rows that it reads
         reader = np.append(find_owners(read_start)[there], find_owners(waits[0]))
         before = np.argsort(reader, kind="stable")
         start = find_starts(np.bincount(reader, minlength=rows))
@@ -215,18 +227,18 @@ def graph_arrays(
 
 
 def list_reads(rows: Struct) -> list[list[tuple[int, int]]]:
-    """List what each row reads (row, output) of `GraphArrays`, or other rows with such fields."""
+    """List the reads (row, output) of each row of `GraphArrays`, or of a similar struct."""
     entries = list(zip(rows.read_row.tolist(), rows.read_output.tolist()))
     return [entries[start:stop] for start, stop in zip(rows.read_start, rows.read_start[1:])]
 
 
 def find_starts(counts: Array1) -> Int32s:
-    """Return where the items of each row start, and where those of the last end."""
+    """Return where the items of each row start and those of the last row end, (rows + 1,)."""
     return np.append(0, np.cumsum(counts)).astype(np.int32)
 
 
 def gather(start: AnyArray, rows: AnyArray) -> tuple[Int64s, Int64s]:
-    """Return the indices of the items that these rows own, and for each its position in ``rows``.
+    """Return the indices of the items of these rows, and the position in ``rows`` of each owner.
 
     Row r owns the items from ``start[r]`` to ``start[r + 1]``.
     """

@@ -1,6 +1,6 @@
 """The forward graph of a network as plain data: its operators in execution order, with tensors.
 
-Its nodes are those of the symbol's JSON. They go by their index, for names may repeat.
+Its nodes are those of the symbol's JSON. An index identifies a node, because names may repeat.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ INSERTED = '"inserted"'  # the record of a node that the plan has inserted
 
 
 class Node(NamedTuple):
-    """A node of the graph."""
+    """A node of the graph: a variable or an operator."""
 
     name: str
     op: str  # 'null' for a variable
     attrs: Attributes  # the operator's own parameters
-    hidden: Attributes  # those for executors and planners, such as __force_mirroring__
+    hidden: Attributes  # attributes for executors and planners, such as __force_mirroring__
     inputs: tuple[Entry, ...]
     deps: tuple[int, ...]  # nodes that must have run before
     subgraphs: str = ""  # JSON of the graphs that an operator of control flow runs
@@ -54,13 +54,13 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class ForwardGraph:
-    """Everything that a planner reads of a network."""
+    """The nodes and tensors of a network, from which a planner plans it."""
 
     nodes: tuple[Node, ...]  # in execution order
-    tensors: tuple[Tensors, ...]  # outputs of each node, first those that list_outputs shows
-    output_names: tuple[tuple[str, ...], ...]  # of the shown ones, as get_internals() names them
+    tensors: tuple[Tensors, ...]  # the outputs of each node; list_outputs shows the first of them
+    output_names: tuple[tuple[str, ...], ...]  # of the shown outputs, as in get_internals()
     heads: tuple[Entry, ...]  # the outputs of the network
-    arguments: tuple[int, ...]  # variables that can have a gradient, as in list_arguments
+    arguments: tuple[int, ...]  # variables that may have a gradient, as in list_arguments
     auxiliary: frozenset[int]  # variables that are auxiliary states
 
     @functools.cached_property
@@ -76,7 +76,7 @@ class ForwardGraph:
 
     @functools.cached_property
     def moved_states(self) -> frozenset[int]:
-        """The auxiliary states that an operator moves and that others read or move too."""
+        """The auxiliary states that one operator updates and other operators read or update too."""
         readers = [a for i in self.operators for a in {a for a, _ in self.nodes[i].inputs}]
         counts = Counter(a for a in readers if a in self.auxiliary)
         moved = (
@@ -97,7 +97,7 @@ class ForwardGraph:
                 return "it reads or makes a sparse array"
         if reason is None and not recompute.moves_states(node.op, node.attrs):
             if not self.moved_states.isdisjoint([a for a, _ in node.inputs]):
-                return "it reads an auxiliary state, which another operator has moved by then"
+                return "it reads an auxiliary state that another operator has updated by then"
         return reason
 
     def shown_tensors(self, i: int) -> Tensors:
@@ -118,7 +118,7 @@ class ForwardGraph:
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep the garbage collector off: it would often walk a large graph, which has no garbage."""
+    """Pause the garbage collector, which would walk a large graph often and find no garbage."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -128,42 +128,42 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-IDENTITY = "_copy"  # its output takes its input's memory, and its gradient reads nothing
-# An identity too: it reads a tensor twice. Pointwise fusion leaves it and its gradient alone, while
-# it makes one more output of a fused operator of each `_copy`, with memory of its own. This one
-# fails where MXNet infers its input's shape from a reader. In inference MKLDNN sees through
-# `_copy`, but does not fuse a convolution with what is behind this one.
+IDENTITY = "_copy"  # its output is its input's memory, and its gradient reads nothing
+# Another identity, which reads its input twice. Pointwise fusion ignores it and its gradient. Of a
+# `_copy` fusion makes one more output of a fused operator, with memory of its own. This identity
+# fails if MXNet infers the shape of its input from a reader. In inference MKLDNN fuses a
+# convolution with what follows a `_copy`, but not with what follows this identity.
 UNFUSED_IDENTITY = "reshape_like"
-# A product with one, which is recomputed before a tied identity. Fusion leaves it alone, and its
+# A product with one, which is recomputed before a tied identity. Fusion ignores it, and its
 # gradient reads its input.
 FUSION_BARRIER = "broadcast_mul"
 
 
 class SavedIdentity(NamedTuple):
-    """An identity behind the first output of a recomputed node. Its result is the one saved."""
+    """An identity behind the first output of a recomputed node, whose result is saved instead."""
 
     node: int
-    #: The NumPy type of the output if a reader of the node must be recomputed too (``rules``). A
-    #: `FUSION_BARRIER` then stands between node and identity, and is recomputed. Otherwise ''.
+    #: The NumPy type of the output if a reader of the node must be recomputed too (``rules``): then
+    #: a recomputed `FUSION_BARRIER` is between node and identity. Otherwise ''.
     tied_dtype: str = ""
-    unfused: bool = False  # pointwise fusion leaves it alone; for training on a GPU only
+    unfused: bool = False  # whether it is an `UNFUSED_IDENTITY`: for training on a GPU only
 
     @property
     def offset(self) -> int:
-        """The distance from the node, in nodes."""
+        """How many nodes behind its node it is."""
         return 3 if self.tied_dtype else 1
 
 
 class Insertion(NamedTuple):
-    """The places of nodes in a network that gets saved identities, and the inserted nodes."""
+    """The inserted nodes of saved identities, and the new indices of all nodes."""
 
     identities: tuple[SavedIdentity, ...]
-    new_index: list[int]  # old node -> its index now
+    new_index: list[int]  # old node -> its index in the network with the identities
     behind: dict[int, list[Node]]  # old node -> the nodes inserted behind it, the identity last
     node_count: int  # of the network with the identities
 
     def entry(self, a: int, b: int) -> Entry:
-        """Return what readers of output ``b`` of node ``a`` read now: its identity, if any."""
+        """Return the new entry for readers of (a, b): the identity of the node, if it has one."""
         return self.new_index[a] + (len(self.behind.get(a, ())) if b == 0 else 0), b
 
     def index_of(self, identity: SavedIdentity) -> int:
@@ -171,7 +171,18 @@ class Insertion(NamedTuple):
         return self.new_index[identity.node] + identity.offset
 
     def extend(self, mask: Bools) -> Bools:
-        """Return the recomputed nodes with the identities in: fusion barriers, no identities."""
+        """Return the recomputed nodes of the network with the identities.
+
+        Parameters
+        ----------
+        mask : array of bool, (nodes,)
+            The recomputed nodes of the network without them.
+
+        Returns
+        -------
+        array of bool, (node_count,)
+            The same nodes, and fusion barriers, but no identities.
+        """
         extended = np.zeros(self.node_count, dtype=np.bool_)
         extended[self.new_index] = mask
         extended[[self.index_of(k) - 1 for k in self.identities if k.tied_dtype]] = True
@@ -185,7 +196,7 @@ class Insertion(NamedTuple):
 
 
 def insert_identities(names: Sequence[str], identities: Iterable[SavedIdentity] = ()) -> Insertion:
-    """Make the nodes of saved identities for a network whose nodes have these names."""
+    """Return the nodes of saved identities for a network whose nodes have these names."""
     identities = tuple(identities)
     identity_of = {identity.node: identity for identity in identities}
     new_index: list[int] = []
@@ -221,7 +232,7 @@ def insert_identities(names: Sequence[str], identities: Iterable[SavedIdentity] 
 def with_identities(
     graph: ForwardGraph, identities: Iterable[SavedIdentity]
 ) -> tuple[ForwardGraph, Insertion]:
-    """Return the graph of the symbol that ``marks.write`` makes, and the places of its nodes."""
+    """Return the graph of the symbol that ``marks.write`` returns, and its inserted nodes."""
     insertion = insert_identities([node.name for node in graph.nodes], identities)
     new_index = insertion.new_index
     rows: list[tuple[Node, Tensors, tuple[str, ...]]] = []

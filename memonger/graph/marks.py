@@ -1,7 +1,7 @@
-"""The marks of a plan on a copy of the user's symbol: written, read and removed.
+"""Write, read and remove the marks of a plan on a copy of the user's symbol.
 
 MXNet recomputes the operators whose attribute ``__force_mirroring__`` is true. An attribute of our
-own records what a plan changes on a node, so that ``unplan`` returns the original.
+own records the values before the plan, so that ``unplan`` returns the original.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_hints(graph: ForwardGraph) -> dict[int, str]:
 
 
 def read_mask(graph: ForwardGraph) -> Bools:
-    """Return which nodes MXNet will recompute by their present marks."""
+    """Return which nodes MXNet recomputes by their marks, (nodes,) of bool."""
     marked = [truth(n.hidden.get(FORCE)) and n.op not in ("null", "Dropout") for n in graph.nodes]
     return np.array(marked, dtype=np.bool_)
 
@@ -50,10 +50,23 @@ def write(
     native: Iterable[int] = (),
     identities: Iterable[SavedIdentity] = (),
 ) -> Symbol:
-    """Write marks on a copy of an unplanned symbol: the operators of ``mask`` are recomputed.
+    """Write the marks of a plan on a copy of an unplanned symbol.
 
-    The mask has an element for each node of the symbol's JSON. Nodes in ``native`` run with MXNet's
-    own kernel instead of cuDNN's.
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+        The network.
+    mask : array of bool, (nodes,)
+        Which nodes of the symbol's JSON are recomputed.
+    native : iterable of int
+        Nodes that run MXNet's own kernel instead of cuDNN's.
+    identities : iterable of SavedIdentity
+        Identities to insert.
+
+    Returns
+    -------
+    mx.sym.Symbol
+        The planned copy.
     """
     graph, native = read(symbol), set(native)
     insertion = insert_identities([node["name"] for node in graph["nodes"]], identities)
@@ -62,7 +75,7 @@ def write(
         if node["op"] != "null" and node["op"] not in UNTOUCHED:
             changes = {FORCE: str(bool(mask[i])), **({"cudnn_off": "True"} if i in native else {})}
             attrs = node.setdefault("attrs", {})
-            # The record that ``clear`` has written is the user's.
+            # ``clear`` may have recorded marks of the user already; these are the values before.
             before = {**{key: attrs.get(key) for key in changes}, **_record(attrs)}
             attrs.update(changes, **{RECORD: json.dumps(before, sort_keys=True)})
         node["inputs"] = [[*insertion.entry(a, b), *rest] for a, b, *rest in node["inputs"]]
@@ -78,9 +91,19 @@ def write(
 def make_inferable(
     symbol: Symbol, identities: Sequence[SavedIdentity], shapes: Mapping[str, Shape]
 ) -> tuple[SavedIdentity, ...]:
-    """Return the identities, none of them unfused where MXNet infers a shape from its reader.
+    """Return the identities with ``unfused`` off where it prevents the inference of shapes.
 
-    An example is the first product with the state of an RNN cell, which is zeros for any batch.
+    That is where MXNet infers the shape of the node from its reader. An example is the first
+    product with the state of an RNN cell, which is zeros for any batch.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+        The network without identities.
+    identities : sequence of SavedIdentity
+        The identities to insert.
+    shapes : mapping
+        Name -> shape of inputs.
     """
     identities = tuple(identities)
     names = [node["name"] for node in read(symbol)["nodes"]]
@@ -105,17 +128,17 @@ def unplan(symbol: Symbol) -> Symbol:
     Parameters
     ----------
     symbol : mx.sym.Symbol
-        A planned symbol; one that memonger never planned comes back as an equal copy.
+        A planned symbol. Of a symbol that memonger did not plan, an equal copy is returned.
 
     Returns
     -------
     mx.sym.Symbol
-        A copy without anything that a plan added, with the user's own attributes as they were.
+        A copy without all that the plan added, with the user's own attributes restored.
 
     Raises
     ------
     MemongerError
-        If it is no symbol.
+        If it is not a Symbol, or its plan is damaged.
 
     Examples
     --------
@@ -127,7 +150,7 @@ def unplan(symbol: Symbol) -> Symbol:
 
 
 def remove_plan(symbol: Symbol) -> Symbol:
-    """Do what `unplan` does, for a symbol that has been checked."""
+    """Do what `unplan` does, for a symbol that is checked."""
     graph = read(symbol)
     nodes: list[Json] = []
     new_index: list[int] = []
@@ -156,17 +179,17 @@ def remove_plan(symbol: Symbol) -> Symbol:
 
 
 def is_planned(symbol: Symbol) -> bool:
-    """Return whether memonger has planned a network by marks."""
+    """Return whether a network has a plan of marks."""
     return any(RECORD in node.get("attrs", {}) for node in read(symbol)["nodes"])
 
 
 def is_marked(symbol: Symbol) -> bool:
-    """Return whether a network has marks, of a plan or of its user."""
+    """Return whether a network has marks, of a plan or of the user."""
     return any(truth(node.get("attrs", {}).get(FORCE)) for node in read(symbol)["nodes"])
 
 
 def clear(symbol: Symbol) -> Symbol:
-    """Return a copy in which nothing is recomputed; the user's own marks are recorded."""
+    """Return a copy without marks, which records the user's own."""
     graph = read(symbol)
     for node in graph["nodes"]:
         attrs = node.get("attrs", {})
@@ -176,7 +199,7 @@ def clear(symbol: Symbol) -> Symbol:
 
 
 def _load(nodes: list[Json], heads: list[list[int]], new_index: list[int]) -> Symbol:
-    """Make a symbol of nodes whose control dependencies are still old indices."""
+    """Return a symbol of nodes whose control dependencies have old indices."""
     for node in nodes:
         if "control_deps" in node:
             node["control_deps"] = [new_index[d] for d in node["control_deps"]]
@@ -184,10 +207,10 @@ def _load(nodes: list[Json], heads: list[list[int]], new_index: list[int]) -> Sy
 
 
 def _record(attrs: Mapping[str, str]) -> dict[str, str | None]:
-    """Read the values that attributes had before a plan changed them."""
+    """Return the values of a node's attributes before the plan, as its record has them."""
     if RECORD not in attrs:
         return {}
-    with contextlib.suppress(AttributeError, ValueError):  # it is no dict, or no JSON
+    with contextlib.suppress(AttributeError, ValueError):  # it is not JSON, or not a dict
         record = json.loads(attrs[RECORD])
         if all(value is None or isinstance(value, str) for value in record.values()):
             return record

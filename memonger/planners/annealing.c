@@ -2,7 +2,7 @@
 
 #include <stdatomic.h>
 
-/* The versions of log and pow from before glibc 2.29, so that a wheel runs with 2.17 too. */
+/* Link log and pow of glibc before 2.29, so that a wheel runs with glibc 2.17 too. */
 #if defined(__GLIBC__) && defined(__x86_64__)
 #define FIRST "GLIBC_2.2.5"
 #elif defined(__GLIBC__) && defined(__aarch64__)
@@ -14,7 +14,7 @@ __asm__(".symver log,log@" FIRST "\n.symver pow,pow@" FIRST);
 
 #define MORE 0.3 /* the probability of one more change in a try */
 
-/* Copies a state of a try, whose memory is given back. */
+/* Copies a state out of the memory of a try, which is given back. */
 static void keep(Bytes *kept, Bytes state)
 {
     COPY(kept->at, state.at, state.count);
@@ -54,7 +54,7 @@ Bytes anneal(
             new = search->change(memory, search, &random, new);
         if (search->skips_unchanged && is_same(new, now))
             continue;
-        /* The most that the next state may cost (Metropolis); the temperature falls. */
+        /* The most that the next state may cost (Metropolis), at a falling temperature. */
         double draw = uniform(&random), progress = (double)k / (double)cooling->tries;
         double unit = cooling->unit > 0 ? cooling->unit : least.cost;
         double hot = cooling->hot * unit, cold = cooling->cold * unit;

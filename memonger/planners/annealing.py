@@ -9,7 +9,7 @@ import numpy as np
 from memonger.planners.candidates import Candidate
 from memonger.support.kernels import Struct, constant
 
-SLOTS = 2**15  # entries of the memo of each annealing
+SLOTS = 2**15  # plans in the memo of each annealing
 
 
 class Archive(Struct):
@@ -18,7 +18,7 @@ class Archive(Struct):
     most_bytes: int
 
     def candidates(self) -> Iterator[Candidate]:
-        """Copy the archived plans one by one, the smallest first."""
+        """Yield copies of the archived plans, the smallest first."""
         for k in np.flatnonzero(np.isfinite(self.seconds)):
             yield Candidate(int(self.pools[k]), float(self.seconds[k]), self.states[k].copy())
 
@@ -26,7 +26,19 @@ class Archive(Struct):
 def empty_archive(
     most_bytes: int, bins: int, shape: tuple[int, ...], dtype: type[np.generic]
 ) -> Archive:
-    """Make an archive of ``bins`` sizes up to ``most_bytes``, with states of at most this shape."""
+    """Return an empty archive.
+
+    Parameters
+    ----------
+    most_bytes : int
+        The largest plan that it may hold.
+    bins : int
+        The number of sizes, each with one plan.
+    shape : tuple of int
+        The shape of the longest state.
+    dtype : NumPy type
+        The type of a state.
+    """
     return Archive(
         max(1, most_bytes),
         np.zeros(bins, dtype=np.int64),
@@ -48,12 +60,12 @@ class Cooling(Struct):
 class Memo(Struct):
     """A cache of the costs of plans, by their hash.
 
-    Two fifths of the plans that annealing visits were visited before, and are not replayed again.
+    An annealing has visited two fifths of its plans before. These are not evaluated again.
     """
 
 
 def empty_memo(slots: int = SLOTS) -> Memo:
-    """Make an empty memo for this number of plans."""
+    """Return an empty memo for this number of plans."""
     keys = np.zeros(slots, dtype=np.uint64)
     pools = np.full(slots, constant("OVER_LIMIT"))
     limits = np.full(slots, float(constant("UNPRICED")))

@@ -1,4 +1,4 @@
-"""Candidates: plans that a search has found, with their costs; and the Pareto front of plans."""
+"""Candidates: plans that a search has found, with their costs, and their Pareto front."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class MarkPlan(NamedTuple):
-    """A plan by marks: the nodes that are recomputed, and saved identities."""
+    """A plan of marks: the recomputed nodes, and the saved identities."""
 
     mask: Bools  # (nodes,): whether each node is recomputed
     identities: tuple[SavedIdentity, ...] = ()
@@ -32,19 +32,23 @@ class MarkPlan(NamedTuple):
 class Candidate:  # type: ignore[misc]  # of ``recipe``
     """A plan that a search has found, and its costs."""
 
-    pool_bytes: int  # as the search counts them
-    time: float  # added to a step, or all work of a step, in the unit of the search
+    #: Predicted; within a search of schedules, the most bytes alive at once in the arena.
+    pool_bytes: int
+    #: Of marks the seconds added to a step, of schedules all forward work in forward passes.
+    time: float
     #: A `MarkPlan` or a `Schedule`; within a search, the state or the tree that encodes one.
     recipe: Any  # type: ignore[misc]
     origin: str = ""  # the name of the search that found it
-    added_time: float | None = None  # as a share of a step without a plan
+    added_time: float | None = None  # as a share of the time of a step without a plan
 
     @property
     def schedule(self) -> Schedule | None:
+        """The schedule; None of a plan of marks."""
         return self.recipe if isinstance(self.recipe, Schedule) else None
 
     @property
     def identities(self) -> tuple[SavedIdentity, ...]:
+        """The saved identities; none of a schedule."""
         return self.recipe.identities if isinstance(self.recipe, MarkPlan) else ()
 
     @property
@@ -53,13 +57,24 @@ class Candidate:  # type: ignore[misc]  # of ``recipe``
         return bool(self.recomputed().any())
 
     def recomputed(self, nodes: int = 0) -> Bools | Int64s:
-        """Return how often each node is recomputed (int), or for marks whether it is (bool)."""
+        """Return which nodes are recomputed.
+
+        Parameters
+        ----------
+        nodes : int
+            The number of nodes of the network. Plans of marks do not need it.
+
+        Returns
+        -------
+        array, (nodes,)
+            How often each node is recomputed (schedules, int64), or whether it is (marks, bool).
+        """
         schedule = self.schedule
         return self.recipe.mask if schedule is None else schedule.recomputed(nodes)
 
     @property
     def key(self) -> Hashable:
-        """A hashable form of the plan, without its costs."""
+        """The plan without its costs, as a hashable object."""
         schedule = self.schedule
         if schedule is not None:
             return schedule.operations.tobytes()
@@ -71,7 +86,7 @@ class SearchResult:
     """The plans of a search: the fastest first, or the smallest of a search for least memory."""
 
     plans: Sequence[Candidate]
-    interrupted: bool  # whether the user has ended the search
+    interrupted: bool  # whether the user has interrupted the search
     costs: Mapping[str, int] = field(default_factory=dict)  # origin of a compared plan -> bytes
 
 

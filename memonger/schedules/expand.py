@@ -1,8 +1,8 @@
-"""The training step of a schedule, written out: every node that it runs, as one graph.
+"""Expand a schedule into a training step: a row for each operator that runs.
 
-What MXNet's executor makes of a network by itself (``graph.training``) is made here in the order
-that a schedule says, with as many copies of an operator. `make_parts` makes what all the training
-steps of a network share; `build_step` puts one of them together.
+``graph.training`` has the rows that MXNet's executor makes of a network. Here they run in the order
+of a schedule, and an operator may run any number of times. `make_parts` makes the data shared by
+the steps of all schedules of a network, and `build_step` makes the step of one.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from memonger.schedules.layouts import Expected, refusal
 from memonger.schedules.rows import NodeVariants
 from memonger.schedules.schedule import FIRST_TIME, Schedule, Workload, adapt, check, workload
 from memonger.schedules.training_step import (
-    Node,
-    Nodes,
     Parts,
+    RowBuilder,
+    StepRow,
     TrainingStep,
     hold_for_autograd,
-    insert,
+    insert_operators,
     keep_places,
     lay_out_plainly,
     make_step,
@@ -52,45 +52,52 @@ UNWRITTEN = {("_zeros_without_dtype", 0)}
 UNWRITTEN |= {(f"_backward_{op}_reg_out", 1) for op in ("linear", "logistic", "mae")}
 UNWRITTEN |= {("_backward_SoftmaxOutput", 1)}
 
-ROUNDS = 8  # of inserting what layouts need, at most: each changes the layouts of what follows
+ROUNDS = 8  # of inserting operators for layouts; each may change the layouts of later rows
 
 
-class _Network(NamedTuple):
-    """The rows of the training graph of a workload, as lists."""
+class _RowFacts(NamedTuple):
+    """The rows of the training graph of a workload, as lists with an element for each row."""
 
     work: Workload
     training: TrainingGraph
     mkldnn: bool
-    owner: list[int]  # of each row the operator whose gradient it is part of; -1 for none
-    reads: list[list[RowEntry]]  # of each row
+    owner: list[int]  # the operator whose gradient the row is part of; -1: none
+    reads: list[list[RowEntry]]  # the reads of the row, without identities of ``handed_on``
     walk: list[int]  # gradient rows, in the order in which MXNet runs them
-    #: MXNet hands on the gradient of an output through an identity, which takes memory: the output
-    #: of each of those, and what it reads. Rows read that instead.
+    #: MXNet inserts identities before gradients of outputs, which take memory. They are left out
+    #: here: output of an identity -> its input, which rows read instead.
     handed_on: dict[RowEntry, RowEntry]
-    #: Of each node whether it is a Dropout that, when it is recomputed, is its input times the mask
-    #: of the first time.
+    #: For each node whether it is a Dropout with a mask. When it is recomputed, a product of its
+    #: input and the mask of its first run takes its place.
     masked: list[bool]
 
 
 @no_collection()
 def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True) -> Parts:
-    """Make what all training steps of a network share, whatever the schedule.
+    """Return the data shared by the training steps of all schedules of a network.
 
-    ``added`` are the arguments with grad_req 'add'; ``mkldnn``: whether MKLDNN may compute it.
+    Parameters
+    ----------
+    work : Workload
+        The network.
+    added : collection of int
+        Arguments with grad_req 'add'.
+    mkldnn : bool
+        Whether MKLDNN may compute the step.
     """
-    network = _read_rows(work, mkldnn)
+    facts = _read_rows(work, mkldnn)
     training, t = work.training, work.training.arrays
-    gradients, left_out = _find_gradients(network)
-    chained = _find_chained(network)
-    recorded, adding = _find_recorded(network, added, gradients, chained)
-    nodes, again = _make_nodes(network, recorded)
-    signatures = nodes.signatures.all
-    variable = np.array([signatures[node.signature].op == "null" for node in nodes.all])
+    gradients, left_out = _find_gradients(facts)
+    chained = _find_chained(facts)
+    recorded, adding = _find_recorded(facts, added, gradients, chained)
+    builder, again = _make_variants(facts, recorded)
+    signatures = builder.signatures.all
+    variable = np.array([signatures[node.signature].op == "null" for node in builder.all])
     variable[t.forward : 2 * t.forward] = variable[again : again + t.forward] = False
-    operation_start, operation_row = join_columns(_gradient_rows(network), 1)
+    operation_start, operation_row = join_columns(_gradient_rows(facts), 1)
     heads = [head for head in training.graph.heads if not t.variable[head[0]]]
     _, head_row, head_output = join_columns([heads], 2)
-    overwriting = [r for r in network.walk if reads_overwritten(*training.signatures[r][:2])]
+    overwriting = [r for r in facts.walk if reads_overwritten(*training.signatures[r][:2])]
     blocked = any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes)
     expected = None
     in_place: dict[int, bool] = {}
@@ -106,7 +113,7 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
         work=work,
         mkldnn=mkldnn,
         variants=NodeVariants(
-            rows=nodes.rows(),
+            rows=builder.rows(),
             forward=t.forward,
             again=again,
             variable=np.flatnonzero(variable).astype(np.int32),
@@ -127,7 +134,8 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
     )
 
 
-def _read_rows(work: Workload, mkldnn: bool) -> _Network:
+def _read_rows(work: Workload, mkldnn: bool) -> _RowFacts:
+    """Return the facts about the rows of a workload."""
     training, t = work.training, work.training.arrays
     reads = list_reads(t)
     owner = [-1] * (2 * t.forward) + training.origin[2 * t.forward :].tolist()
@@ -139,43 +147,44 @@ def _read_rows(work: Workload, mkldnn: bool) -> _Network:
         row_reads[:] = [handed_on.get(entry, entry) for entry in row_reads]
     nodes = training.graph.nodes
     masked = [n.op == "Dropout" and float(n.attrs.get("p", 0.5)) > 0 for n in nodes]
-    return _Network(work, training, mkldnn, owner, reads, walk, handed_on, masked)
+    return _RowFacts(work, training, mkldnn, owner, reads, walk, handed_on, masked)
 
 
-def _find_gradients(network: _Network) -> tuple[list[RowEntry | None], frozenset[int]]:
-    """Find where the gradient of each argument comes from, past copies; None for zeros.
+def _find_gradients(facts: _RowFacts) -> tuple[list[RowEntry | None], frozenset[int]]:
+    """Return the entry of the gradient of each argument, or None if the gradient is zero.
 
-    Returned too are the arguments whose gradient MKLDNN leaves out.
+    The entries are those that copies read. The second result has the arguments whose gradient
+    MKLDNN does not write.
     """
-    training, t = network.training, network.training.arrays
+    training, t = facts.training, facts.training.arrays
     gradients: list[RowEntry | None] = []
-    unwritten = _unwritten_biases(network) if network.mkldnn else set()
+    unwritten = _unwritten_biases(facts) if facts.mkldnn else set()
     left_out = set()
     rows = t.head_row[t.outputs :]
     outputs = t.head_entry[t.outputs :] - t.output_start[rows]
     for a, entry in zip(training.wanted, zip(rows.tolist(), outputs.tolist())):
         name = training.graph.nodes[a].name
         if training.names[entry[0]] == name + "_copy":
-            entry = network.reads[entry[0]][0]
-        entry = network.handed_on.get(entry, entry)
+            entry = facts.reads[entry[0]][0]
+        entry = facts.handed_on.get(entry, entry)
         if entry in unwritten:
             left_out.add(a)
             log.warning(
-                "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it "
-                "out on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
+                "%r gets no gradient, with or without a schedule, because MKLDNN computes none for "
+                "a bias whose weight gets none; set MXNET_MKLDNN_ENABLED=0 to train this bias",
                 name,
             )
         gradients.append(None if (training.ops[entry[0]], entry[1]) in UNWRITTEN else entry)
     return gradients, frozenset(left_out)
 
 
-def _unwritten_biases(network: _Network) -> set[RowEntry]:
-    """Find gradients of biases that MKLDNN does not write, for their weights get none."""
+def _unwritten_biases(facts: _RowFacts) -> set[RowEntry]:
+    """Find gradients of biases that MKLDNN does not write because their weights get none."""
     # src/operator/nn/mkldnn/mkldnn_fully_connected.cc
-    training, t, reads = network.training, network.training.arrays, network.reads
+    training, t, reads = facts.training, facts.training.arrays, facts.reads
     read_counts = compiled.find_step(t, np.zeros(t.forward, dtype=np.bool_)).reads
     unwritten = set()
-    for row in (r for r in network.walk if training.ops[r] == "_backward_FullyConnected"):
+    for row in (r for r in facts.walk if training.ops[r] == "_backward_FullyConnected"):
         head, output = reads[row][0]
         tensor = training.signatures[head].tensors[output]
         by_mkldnn = tensor.dtype == FLOAT and len(tensor.shape) <= AXES
@@ -183,57 +192,58 @@ def _unwritten_biases(network: _Network) -> set[RowEntry]:
         if by_mkldnn and weight == 0 and any(bias):
             unwritten.add((row, 2))
     for row, _ in sorted(unwritten & set(chain(*reads))):
-        name = training.graph.nodes[network.owner[row]].name
+        name = training.graph.nodes[facts.owner[row]].name
         raise MemongerError(
-            f"the bias of {name!r} is used more than once, "
-            "and its gradient would be wrong, with or without a schedule: MKLDNN leaves it out "
-            "where the weight gets none; fix the bias too, or set MXNET_MKLDNN_ENABLED=0"
+            f"the bias of {name!r} is used more than once, and its gradient would be wrong, "
+            "with or without a schedule, because MKLDNN computes none for a bias whose weight gets "
+            "none; give the bias grad_req 'null' too, or set MXNET_MKLDNN_ENABLED=0"
         )
     return unwritten
 
 
-def _find_chained(network: _Network) -> dict[RowEntry, int]:
-    """Find the terms that MXNet's executor adds to a sum in place, where that rounds otherwise.
+def _find_chained(facts: _RowFacts) -> dict[RowEntry, int]:
+    """Find the terms that MXNet's executor adds to a sum in place, if that rounds differently.
 
-    Each comes with the row that would add it.
+    Returns the row that would add each term.
     """
-    training, t = network.training, network.training.arrays
+    training, t = facts.training, facts.training.arrays
     if "_grad_add" not in training.ops:
         return {}
     unplanned = replay(training, np.zeros(t.forward, dtype=np.bool_))
     in_place = unplanned.planned != unplanned.blocks
     chained: dict[RowEntry, int] = {}
-    for row in (r for r in network.walk if training.ops[r] == "_grad_add"):
-        term, k = network.reads[row][1]
-        x = network.owner[term]
+    for row in (r for r in facts.walk if training.ops[r] == "_grad_add"):
+        term, k = facts.reads[row][1]
+        x = facts.owner[term]
         if x < 0 or not in_place[t.output_start[term] + k]:
             continue
         op = training.graph.nodes[x].op
-        by_mkldnn = network.mkldnn and training.signatures[term].tensors[k].dtype == FLOAT
+        by_mkldnn = facts.mkldnn and training.signatures[term].tensors[k].dtype == FLOAT
         if op in ACCUMULATING and not (by_mkldnn and op in BY_MKLDNN):
             chained[term, k] = row
     return chained
 
 
 def _find_recorded(
-    network: _Network,
+    facts: _RowFacts,
     added: Collection[int],
     gradients: Sequence[RowEntry | None],
     chained: Collection[RowEntry],
 ) -> tuple[dict[int, list[int]], frozenset[RowEntry]]:
     """Find the operators whose gradient autograd computes (``operators.recorded``), and its rows.
 
-    So it is where the gradient of an argument is added to an array: to add it afterwards may round
-    otherwise, for some operators begin with what is in the array. (None with auxiliary states does,
-    and what runs again has others.) Returned too are those gradients.
+    They include operators whose gradient is added to an array of the caller. Some operators start
+    the sum from the array, so that an addition afterwards may round differently. (No operator with
+    auxiliary states does, and recomputed ones have scratch states.) The second result has these
+    gradients.
     """
-    training, owner = network.training, network.owner
+    training, owner = facts.training, facts.owner
     nodes, auxiliary = training.graph.nodes, training.graph.auxiliary
-    reads = Counter(chain(gradients, *(network.reads[row] for row in network.walk)))
+    reads = Counter(chain(gradients, *(facts.reads[row] for row in facts.walk)))
     rows = defaultdict(list)
     for row in range(2 * training.arrays.forward, len(owner)):
         rows[owner[row]].append(row)
-    run = {owner[row] for row in network.walk} - {-1}
+    run = {owner[row] for row in facts.walk} - {-1}
     recorded = {x for x in run if is_recorded(nodes[x].op, training.gradients[x])}
     recorded |= {owner[row] for row, _ in chained}
     adding = set()
@@ -244,70 +254,70 @@ def _find_recorded(
             if x < 0 or signature.op in ZEROS or reads_overwritten(signature.op, signature.attrs):
                 continue
             states = any(i in auxiliary for i, _ in nodes[x].inputs)
-            if not states and not network.masked[x]:
+            if not states and not facts.masked[x]:
                 recorded.add(x)
                 adding.add(entry)
     return {x: rows[x] for x in sorted(recorded)}, frozenset(adding)
 
 
-def _make_nodes(network: _Network, recorded: Collection[int]) -> tuple[Nodes, int]:
-    """Make the node variants, in the order of `NodeVariants`; return where those again begin."""
-    training, t = network.training, network.training.arrays
+def _make_variants(facts: _RowFacts, recorded: Collection[int]) -> tuple[RowBuilder, int]:
+    """Return the variants in the order of `NodeVariants`, and the first that runs again."""
+    training, t = facts.training, facts.training.arrays
     graph, n = training.graph, t.forward
-    nodes = Nodes({id(signature): signature for signature in training.signatures}.values())
+    builder = RowBuilder({id(signature): signature for signature in training.signatures}.values())
     first_time = [FIRST_TIME.get(node.op, ()) for node in graph.nodes]
-    number = {id(signature): k for k, signature in enumerate(nodes.signatures.all)}
-    for row, reads in enumerate(network.reads):
+    number = {id(signature): k for k, signature in enumerate(builder.signatures.all)}
+    for row, reads in enumerate(facts.reads):
         signature = training.signatures[row]
         k = number[id(signature)]
         if row >= n:
             reads = [(~r if r < n and j in first_time[r] else r, j) for r, j in reads]
-        # What autograd computes has arrays of its own, and so has the gradient of a Dropout on
-        # a GPU, which autograd computes if the Dropout runs once.
-        is_dropout = signature.op == "_backward_Dropout" and not network.mkldnn
-        if signature.options and (network.owner[row] in recorded or is_dropout):
-            k = nodes.signatures.add(signature._replace(options=()))
+        # Gradients that autograd computes are in new arrays. Autograd also computes the gradient of
+        # a Dropout on a GPU, if the Dropout runs once.
+        is_dropout = signature.op == "_backward_Dropout" and not facts.mkldnn
+        if signature.options and (facts.owner[row] in recorded or is_dropout):
+            k = builder.signatures.add(signature._replace(options=()))
         elif signature.op == "_zeros_without_dtype" and signature.tensors[0].dtype == "int32":
-            # The gradient of MKLDNN's workspace: that of Pooling is written over it, a float.
+            # The gradient of MKLDNN's workspace, over which Pooling writes its own, of floats.
             (tensor,) = signature.tensors
-            k = nodes.signatures.add(signature._replace(tensors=(tensor._replace(dtype=FLOAT),)))
-        nodes.add(Node(k, row, 0 if row < n and not t.variable[row] else -1, reads))
-    again: list[Node] = []
+            k = builder.signatures.add(signature._replace(tensors=(tensor._replace(dtype=FLOAT),)))
+        builder.add(StepRow(k, row, 0 if row < n and not t.variable[row] else -1, reads))
+    again: list[StepRow] = []
     scratch: dict[tuple[int, Tensor], RowEntry] = {}
-    for x, node in enumerate(nodes.all[:n]):
+    for x, node in enumerate(builder.all[:n]):
         reads = list(node.reads)
-        if network.masked[x]:  # it reads its mask instead of all but its data
+        if facts.masked[x]:  # it reads its data and its mask only
             result, mask = graph.tensors[x][:2]
             op = "elemwise_mul" if result.shape == mask.shape else "broadcast_mul"
-            node = node._replace(signature=nodes.signatures(op, {}, 2, (result,)))
+            node = node._replace(signature=builder.signatures(op, {}, 2, (result,)))
             reads = [reads[0], (~x, 1)]
         elif not truth(graph.nodes[x].attrs.get("use_global_stats")):
-            # States of its own: cuDNN's BatchNorm moves them whenever it runs.
+            # Scratch states, because cuDNN's BatchNorm updates its states whenever it runs.
             for j, (state, _) in enumerate(reads):
                 if state in graph.auxiliary:
                     key = j, graph.tensors[state][0]
                     if key not in scratch:
-                        scratch[key] = nodes.insert("null", {}, key[1])
+                        scratch[key] = builder.add_operator("null", {}, key[1])
                     reads[j] = scratch[key]
         again.append(node._replace(reads=reads))
-    nodes.all += again
-    return nodes, len(nodes.all) - n
+    builder.all += again
+    return builder, len(builder.all) - n
 
 
-def _gradient_rows(network: _Network) -> list[list[int]]:
+def _gradient_rows(facts: _RowFacts) -> list[list[int]]:
     """List for each forward node the gradient rows that run in the operation of its gradient.
 
-    Sums run with the last of what they add, what reads nothing with the first that reads it.
+    A sum runs with the last of its terms, and a row without inputs with its first reader.
     """
-    work, reads, t = network.work, network.reads, network.training.arrays
+    work, reads, t = facts.work, facts.reads, facts.training.arrays
     place = {x: k for k, x in enumerate(work.gradients)}
     rows: list[list[int]] = [[] for _ in range(t.forward)]
-    walk = [r for r in network.walk if place and not t.variable[r]]
+    walk = [r for r in facts.walk if place and not t.variable[r]]
     operation: dict[int, int] = {}
     for row in sorted(walk):
         sources = [r for r, _ in reads[row]]
         last = max((operation.get(r, 0) for r in sources), default=len(place) - 1)
-        operation[row] = place.get(network.owner[row], last)
+        operation[row] = place.get(facts.owner[row], last)
         for r in sources:
             if r in operation and not reads[r]:
                 operation[r] = min(operation[r], operation[row])
@@ -317,17 +327,21 @@ def _gradient_rows(network: _Network) -> list[list[int]]:
 
 
 def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
-    """Build the training step of a right schedule (``schedule.check``).
+    """Return the training step of a valid schedule (``schedule.check``).
 
-    If MKLDNN may compute it, a schedule is refused (MemongerError) by which it would round
-    differently. All others have the same step everywhere, so that they take the memory predicted.
+    The step is the same with and without MKLDNN, so that it takes the predicted memory everywhere.
+
+    Raises
+    ------
+    MemongerError
+        If MKLDNN may compute the step and would round differently.
     """
     operations = np.ascontiguousarray(schedule.operations, dtype=np.int32)
-    nodes = Nodes(parts.signatures, compiled.make_rows(parts.variants, operations))
+    builder = RowBuilder(parts.signatures, compiled.make_rows(parts.variants, operations))
     if parts.mkldnn:
-        nodes = lay_out_plainly(parts, nodes)
-    hold_for_autograd(parts, nodes)
-    step = bare = keep_places(make_step(parts, nodes))
+        builder = lay_out_plainly(parts, builder)
+    hold_for_autograd(parts, builder)
+    step = bare = keep_places(make_step(parts, builder))
     if parts.expected is None:
         return step
     try:
@@ -337,7 +351,7 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
                 return step
             if k == ROUNDS:
                 raise refusal(step, next(iter(inserts)))
-            step = make_step(parts, insert(step.nodes, inserts))
+            step = make_step(parts, insert_operators(step.builder, inserts))
     except MemongerError:
         if parts.mkldnn:
             raise
@@ -347,7 +361,19 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
 def step_for(
     graph: ForwardGraph, schedule: Schedule, requests: Mapping[str, str], mkldnn: bool
 ) -> TrainingStep:
-    """Build the training step of a network for these gradients, by what fits of a schedule."""
+    """Return the training step of a network, with the operations of a schedule that apply to it.
+
+    Parameters
+    ----------
+    graph : ForwardGraph
+        The network.
+    schedule : Schedule
+        A schedule, perhaps for other gradients.
+    requests : mapping
+        Name of an argument -> its grad_req.
+    mkldnn : bool
+        Whether MKLDNN may compute the step.
+    """
     request = {a: requests[graph.nodes[a].name] for a in graph.arguments}
     work = workload(training_graph(graph, [a for a in request if request[a] != "null"]))
     fitting = adapt(work, schedule)

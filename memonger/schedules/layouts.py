@@ -2,7 +2,7 @@
 
 MKLDNN's layouts depend on the memory plan (``costs.layouts``), and a schedule has another memory
 plan than the network. This module follows the layouts of both. Where they differ and results depend
-on the layout, it inserts an operator (`training_step.insert`):
+on the layout, it inserts an operator (`training_step.insert_operators`):
 
 - a Reshape to the same shape, in place, which makes any layout plain;
 - ``add_n`` of one tensor, a copy in the same layout, over which the next operator then writes in

@@ -7,7 +7,7 @@ static Int32s filled(Memory *memory, int64_t count, int value)
     return array;
 }
 
-/* Lists the variants that run, in order: all variables, then those of a schedule. */
+/* Lists the variants that run, in order: all variables, then the operations of a schedule. */
 static Int32s line_up(Memory *memory, const NodeVariants *p, Int32s operations)
 {
     const int32_t *gradient_start = p->operation_start.at;
@@ -60,7 +60,7 @@ void make_rows(Memory *memory, const NodeVariants *p, Int32s operations, Rows *r
     reads = 0;
     for (int32_t row = 0; row < count; row++) {
         int32_t k = line.at[row];
-        int32_t y = m->source.at[k] >= 0 ? m->source.at[k] : k; /* the variant that it stands for */
+        int32_t y = m->source.at[k] >= 0 ? m->source.at[k] : k; /* the variant of its first run */
         new.signature.at[row] = m->signature.at[k];
         new.source.at[row] = m->source.at[k];
         new.read_start.at[row] = reads;
@@ -105,9 +105,9 @@ int64_t lifetimes(
     };
     Memory then = *memory;
     int32_t *block = lives.block.at, *start = lives.start.at, *stop = lives.stop.at;
-    int32_t *reads = ZEROS(memory, int32_t, tensors); /* of each output */
-    int32_t *pending = NEW(memory, int32_t, tensors); /* reads of each block that are to come */
-    int32_t *held = NEW(memory, int32_t, rows->read_row.count); /* what each read holds, or -1 */
+    int32_t *reads = ZEROS(memory, int32_t, tensors); /* by output */
+    int32_t *pending = NEW(memory, int32_t, tensors); /* by block: the reads to come */
+    int32_t *held = NEW(memory, int32_t, rows->read_row.count); /* by read: an output, or -1 */
     int32_t blocks = 0, forward = -1; /* the last row of the forward pass */
     for (int64_t r = 0; r < count; r++) {
         int64_t ignored = s->ignored_start.at[rows->signature.at[r]];
@@ -121,7 +121,7 @@ int64_t lifetimes(
             reads[held[j]]++;
         }
     }
-    for (int64_t h = 0; h < head_row.count; h++) /* as a read that never comes */
+    for (int64_t h = 0; h < head_row.count; h++) /* heads stay alive to the end */
         reads[first[head_row.at[h]] + head_output.at[h]]++;
     FILL(block, -1, tensors);
     for (int32_t r = 0; r < count; r++) {

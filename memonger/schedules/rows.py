@@ -1,7 +1,7 @@
-"""Rows of a schedule's training step, and lifetimes of its tensors, for compiled code.
+"""The rows of a schedule's training step, and the lifetimes of its tensors, as arrays.
 
-There is a row for each operator that runs, in order. A search makes thousands of steps, so there is
-no Python object for a row.
+There is a row for each operator that runs, in order. A search makes thousands of steps, so they are
+arrays for compiled code.
 
 A *block* is the memory of one tensor, or of several that are computed in place of each other, by
 the in-place options of MXNet's planner (``src/nnvm/plan_memory.cc``). Each block is an array of
@@ -27,4 +27,4 @@ class NodeVariants(Struct):
 
 
 class Lifetimes(Struct):
-    """The blocks of a training step, and when they are alive."""
+    """The blocks of a training step, and their lifetimes."""

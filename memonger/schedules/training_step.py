@@ -1,4 +1,4 @@
-"""The training step of a schedule as a graph, for the replay of its memory and for the symbol."""
+"""Make the rows, the lifetimes and the arena of a schedule's training step."""
 
 from __future__ import annotations
 
@@ -38,52 +38,52 @@ from memonger.support.types import Int32s, Int64s
 VariantEntry = Tuple[int, int]  # a variant of `Parts`, and which of its outputs
 Reads = Sequence[RowEntry]  # of rows, or of variants
 
-ALIGNMENT = 256  # bytes; what CUDA gives (``cudaMalloc``), and more than MKLDNN asks for
+ALIGNMENT = 256  # bytes; the alignment of ``cudaMalloc``, and more than MKLDNN needs
 
-#: So begins the name of what only a schedule runs.
+#: Prefix of the names of rows that only a schedule runs.
 OURS = "memonger_again_"
 
-#: The mean of each channel reads blocks. For an operator that cannot, such as ``max``, MXNet's
-#: executor makes a plain copy and keeps it (``StorageFallbackOpExecutor``,
-#: ``src/executor/attach_op_execs_pass.cc``). It must be read: without MKLDNN, Pooling has to write.
+#: Pooling that takes the mean of each channel, which reads tensors in blocks. For an operator that
+#: cannot, such as ``max``, MXNet's executor makes a plain copy and keeps it
+#: (``StorageFallbackOpExecutor``, ``src/executor/attach_op_execs_pass.cc``). Another operator must
+#: read its output, because Pooling without MKLDNN has to write it.
 MEAN = {"global_pool": "True", "kernel": "(1, 1)", "pool_type": "avg"}
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What all training steps of a network share, whatever the schedule."""
+    """The data shared by the training steps of all schedules of a network."""
 
     work: Workload
     mkldnn: bool  # whether MKLDNN may compute them
     variants: NodeVariants
-    signatures: tuple[Signature, ...]  # that the variants refer to
-    gradients: tuple[
-        VariantEntry | None, ...
-    ]  # of the arguments that get one, by variant; None: zeros
+    signatures: tuple[Signature, ...]  # of the variants
+    #: The gradient of each argument that gets one, as in ``work.training.wanted``; None: zeros.
+    gradients: tuple[VariantEntry | None, ...]
     added: frozenset[int]  # arguments whose gradient is added to an array of the caller
-    #: Operators whose gradient autograd computes (``operators.recorded``): the variants of it.
+    #: Operator whose gradient autograd computes (``operators.recorded``) -> its variants.
     recorded: Mapping[int, Sequence[int]]
-    #: Gradients that autograd adds to what is there by itself: to the caller's array, or, where
-    #: ``chained`` has the row that would add them, to the sum before them.
+    #: Gradients that autograd itself adds to an array: to the sum before them if ``chained`` has
+    #: the row that would add them, else to the caller's array.
     adding: frozenset[VariantEntry]
     chained: Mapping[VariantEntry, int]
     left_out: frozenset[int]  # arguments whose gradient MKLDNN does not write
-    #: Rows with other results in place of what they read first, or with none apart from it, and
-    #: whether MXNet computes them so.
+    #: Row whose results depend on whether it overwrites its first input -> whether it does without
+    #: a schedule.
     in_place: Mapping[int, bool]
-    expected: Expected | None  # layouts without a schedule; None if MKLDNN lays out no tensor
+    expected: Expected | None  # layouts without a schedule; None if no operator makes blocks
 
     @property
     def written(self) -> list[VariantEntry]:
-        """The gradients (variant, output) that are made in arrays of the caller, each once."""
+        """The gradients (variant, output) that are written to arrays of the caller, each once."""
         elsewhere = self.added | self.left_out
         pairs = zip(self.work.training.wanted, self.gradients)
         entries = (e for a, e in pairs if e and (a not in elsewhere or e in self.adding))
         return list(dict.fromkeys(entries))
 
 
-class Node(NamedTuple):
-    """A node of a training step: one row of `Rows`, with its reads as a list."""
+class StepRow(NamedTuple):
+    """A row of a training step: one element of `Rows`, with its reads as a list."""
 
     signature: int
     source: int
@@ -91,42 +91,44 @@ class Node(NamedTuple):
     reads: Reads
 
 
-class Nodes:
-    """Nodes that are added one after the other, and their signatures; or those of some rows."""
+class RowBuilder:
+    """Build the rows of a training step one by one, with their signatures."""
 
     def __init__(self, signatures: Iterable[Signature], rows: Rows | None = None) -> None:
-        self.all: list[Node] = []
+        self.all: list[StepRow] = []
         self.signatures = Signatures(list(signatures))
         self.first: list[int] = []  # as in `Rows`
         self.latest: list[int] = []
         if rows is not None:
             columns = [column.tolist() for column in rows[:3]]
-            self.all = list(map(Node, *columns, list_reads(rows)))
+            self.all = list(map(StepRow, *columns, list_reads(rows)))
             self.first, self.latest = rows.first.tolist(), rows.latest.tolist()
 
-    def add(self, node: Node) -> int:
-        """Add a node, and return its number."""
-        self.all.append(node)
+    def add(self, row: StepRow) -> int:
+        """Add a row, and return its number."""
+        self.all.append(row)
         return len(self.all) - 1
 
-    def insert(self, op: str, attrs: dict[str, str], tensor: Tensor, reads: Reads = ()) -> RowEntry:
-        """Add a node that the network does not have, and return its one output."""
+    def add_operator(
+        self, op: str, attrs: dict[str, str], tensor: Tensor, reads: Reads = ()
+    ) -> RowEntry:
+        """Add an operator that the network does not have, and return its one output."""
         signature = self.signatures(op, attrs, len(reads), (tensor,))
-        return self.add(Node(signature, -1, -1, reads)), 0
+        return self.add(StepRow(signature, -1, -1, reads)), 0
 
     def tensor(self, entry: RowEntry) -> Tensor:
-        """Return shape and type of an output."""
+        """Return the shape and the type of an output."""
         return self.signatures.all[self.all[entry[0]].signature].tensors[entry[1]]
 
     def read_more(self, row: int, entries: Iterable[RowEntry], options: Options = ()) -> None:
-        """Make a node read these too, with more in-place options."""
+        """Add reads and in-place options to a row."""
         node = self.all[row]
         signature, reads = self.signatures.all[node.signature], [*node.reads, *entries]
         more = signature._replace(inputs=len(reads), options=(*signature.options, *options))
         self.all[row] = node._replace(signature=self.signatures.add(more), reads=reads)
 
     def rows(self) -> Rows:
-        """Make rows of the nodes."""
+        """Return the rows as arrays."""
         *fields, reads = zip(*self.all)
         lists = *fields, *join_columns(reads, 2), self.first, self.latest
         return Rows(*(np.array(items, dtype=np.int32) for items in lists))
@@ -134,15 +136,15 @@ class Nodes:
 
 @dataclass(frozen=True, eq=False)
 class TrainingStep(StepGraph):
-    """The training step of a schedule, as `TrainingGraph` is that of a set of marks."""
+    """The training step of one schedule; that of a plan of marks is a `TrainingGraph`."""
 
     parts: Parts
     rows: Rows
-    nodes: Nodes  # the rows too
-    heads: list[RowEntry]  # the outputs of the network, then the gradients that the caller gets
-    #: Of each argument that gets one: the row and the output of its gradient; None: zeros.
+    builder: RowBuilder  # the same rows
+    heads: list[RowEntry]  # the outputs of the network, then the gradients in arrays of the caller
+    #: The gradient of each argument that gets one, as in ``training.wanted``; None: zeros.
     gradients: tuple[RowEntry | None, ...]
-    alive: Lifetimes  # when all blocks are alive
+    alive: Lifetimes  # the lifetimes of all blocks
 
     @property
     def training(self) -> TrainingGraph:
@@ -151,61 +153,64 @@ class TrainingStep(StepGraph):
 
     @cached_property
     def output_blocks(self) -> list[int]:
-        """The blocks in which the outputs of the network are."""
+        """The blocks of the outputs of the network, ascending."""
         return sorted({self.block(head) for head in self.heads[: self.arrays.outputs]} - {-1})
 
     def tensor(self, entry: RowEntry) -> Tensor:
-        """Return shape and type of an output of a row."""
+        """Return the shape and the type of an output of a row."""
         return self.signatures[entry[0]].tensors[entry[1]]
 
     def block(self, entry: RowEntry) -> int:
-        """Return the block of an output of a row; -1 of a variable."""
+        """Return the block of an output of a row; -1 for a variable."""
         return int(self.alive.block[self.arrays.output_start[entry[0]] + entry[1]])
 
     @cached_property
     def offsets(self) -> Int64s:
-        """Where in the arena each block is, bytes; -1 for an array of the caller."""
+        """The offset of each block in the arena, bytes (blocks,); -1 for an array of the caller."""
         offsets = np.full(len(self.alive.of_caller), -1)
         offsets[~self.alive.of_caller] = self.placement.offset
         return offsets
 
     @cached_property
     def recorded(self) -> dict[int, list[int]]:
-        """The rows of the gradient of each operator that autograd records; -1 for one left out.
+        """Operator that autograd records -> the rows of its gradient.
 
-        Those that are zeros are left out too: they run by themselves.
+        It is -1 for a row of zeros, which runs on its own.
         """
-        return _recorded_rows(self.parts, self.nodes, self.parts.recorded)
+        return _recorded_rows(self.parts, self.builder, self.parts.recorded)
 
     @property
     def dropouts(self) -> dict[int, list[int]]:
-        """The gradients of those Dropouts that run once: cuDNN's masks are its own, of bits."""
+        """Dropout that runs once -> the rows of its gradient.
+
+        cuDNN has masks of bits, in a format of its own, so that only autograd can apply them.
+        """
         graph, forward = self.training.graph, self.parts.variants.forward
         runs = np.bincount(self.rows.source[self.rows.time >= 0], minlength=forward)
         once = [x for x in graph.operators if graph.nodes[x].op == "Dropout" and runs[x] == 1]
         origin, backward = self.training.origin, self.training.phases == BACKWARD
         variants = {x: np.flatnonzero((origin == x) & backward).tolist() for x in once}
-        return _recorded_rows(self.parts, self.nodes, variants)
+        return _recorded_rows(self.parts, self.builder, variants)
 
     @cached_property
     def adding(self) -> frozenset[RowEntry]:
-        """The gradients that autograd adds to what is there by itself."""
-        return frozenset([(self.nodes.latest[v], k) for v, k in self.parts.adding])
+        """The gradients that autograd itself adds to an array."""
+        return frozenset([(self.builder.latest[v], k) for v, k in self.parts.adding])
 
     @cached_property
     def placement(self) -> Placement:
-        """Where the blocks that are not the caller's lie in the arena."""
+        """The placement in the arena of the blocks that are not arrays of the caller."""
         alive, ours = self.alive, ~self.alive.of_caller
         intervals = alive.start[ours], alive.stop[ours], alive.nbytes[ours]
         return place_items(*intervals, len(self.rows.source), ALIGNMENT)
 
     @property
     def arena_bytes(self) -> int:
-        """The bytes of the arena, with room before the first tensor and to align that."""
+        """The bytes of the arena, with room before the first tensor and to align it."""
         return self.placement.nbytes + 2 * ALIGNMENT
 
-    def replay(self) -> Replay:
-        """Return in which memory each tensor is."""
+    def plan_memory(self) -> Replay:
+        """Return the memory of each tensor: its block of the arena, or an array of the caller."""
         nothing = np.zeros(0, dtype=np.bool_)
         step = compiled.find_step(self.arrays, nothing)
         nbytes = self.arena_bytes + int(self.alive.nbytes[self.output_blocks].sum())
@@ -213,7 +218,7 @@ class TrainingStep(StepGraph):
 
 
 class Placed(Replay):
-    """The memory of a training step: blocks in an arena, and the arrays of the outputs."""
+    """The memory of a schedule's training step: the arena, and the arrays of the outputs."""
 
     training: TrainingStep
 
@@ -223,25 +228,25 @@ class Placed(Replay):
 
     @property
     def storage(self) -> Int32s:
-        """The block of each output, without those that the caller has for gradients."""
+        """The block of each entry, (entries,); -1 for arrays of the caller for gradients."""
         step = self.training
         theirs = step.alive.of_caller.copy()
         theirs[step.output_blocks] = False
         return np.where(theirs[self.planned] & (self.planned >= 0), -1, self.planned)
 
     def block_bytes(self) -> Int64s:
-        """Return the bytes of the arena, and of each output."""
+        """Return the bytes of the arena and of each output, (1 + outputs,)."""
         step = self.training
         sizes = step.alive.nbytes[step.output_blocks]
         return np.array([step.arena_bytes, *sizes.tolist()], dtype=np.int64)
 
 
-def make_step(parts: Parts, nodes: Nodes) -> TrainingStep:
-    """Make the training step of these nodes."""
-    training, rows, signatures = parts.work.training, nodes.rows(), nodes.signatures.all
-    heads = [(nodes.first[x], k) for x, k in training.graph.heads]
+def make_step(parts: Parts, builder: RowBuilder) -> TrainingStep:
+    """Return the training step of these rows: its graph, its gradients and its lifetimes."""
+    training, rows, signatures = parts.work.training, builder.rows(), builder.signatures.all
+    heads = [(builder.first[x], k) for x, k in training.graph.heads]
     outputs = len(heads)
-    heads += [(nodes.latest[variant], k) for variant, k in parts.written]
+    heads += [(builder.latest[variant], k) for variant, k in parts.written]
     head_row, head_output = np.array(heads, dtype=np.int32).T.copy()
     kept = np.full(max(len(rows.read_row), len(heads)), KEPT, dtype=np.int32)
     reads = rows.read_start, rows.read_row, rows.read_output, kept[: len(rows.read_row)]
@@ -250,7 +255,7 @@ def make_step(parts: Parts, nodes: Nodes) -> TrainingStep:
     of_rows, of = [signatures[k] for k in rows.signature.tolist()], training.gradient_of
     inserted, sources = rows.source < 0, rows.source.tolist()
     again = inserted | (rows.time > 0)
-    names = []  # as MXNet's where it runs a row too
+    names = []  # the names of MXNet's executor for rows that it runs too
     for row, (source, is_again) in enumerate(zip(sources, again.tolist())):
         op = of_rows[row].op
         name = training.names[source] if source >= 0 else op
@@ -269,121 +274,126 @@ def make_step(parts: Parts, nodes: Nodes) -> TrainingStep:
         gradient_of={row: of[source] for row, source in enumerate(sources) if source in of},
         parts=parts,
         rows=rows,
-        nodes=nodes,
+        builder=builder,
         heads=heads,
-        gradients=tuple([e and (nodes.latest[e[0]], e[1]) for e in parts.gradients]),
+        gradients=tuple([e and (builder.latest[e[0]], e[1]) for e in parts.gradients]),
         alive=alive,
     )
 
 
 def _recorded_rows(
-    parts: Parts, nodes: Nodes, variants_of: Mapping[int, Sequence[int]]
+    parts: Parts, builder: RowBuilder, variants_of: Mapping[int, Sequence[int]]
 ) -> dict[int, list[int]]:
+    """Return the rows of the gradient of each operator; -1 for a row of zeros."""
     rows_of = {}
     for x, variants in variants_of.items():
         pairs = zip(variants, parts.work.training.gradients[x].nodes)
-        rows_of[x] = [-1 if node.op in ZEROS else nodes.latest[v] for v, node in pairs]
+        rows_of[x] = [-1 if node.op in ZEROS else builder.latest[v] for v, node in pairs]
     return {x: rows for x, rows in rows_of.items() if max(rows) >= 0}
 
 
-def hold_for_autograd(parts: Parts, nodes: Nodes) -> None:
-    """Make the gradients that autograd computes read what it reads, until they are computed.
+def hold_for_autograd(parts: Parts, builder: RowBuilder) -> None:
+    """Add to the gradients that autograd computes all reads of autograd, to keep them alive.
 
-    That is what their operator has read and made when it ran for the last time. Autograd computes
-    all rows of the gradient at the place of the last, which reads for the others too.
+    Autograd reads the inputs and outputs of the latest run of the operator. It computes all rows of
+    the gradient when the last of them runs, so that the last row gets the reads of all.
     """
-    for x, rows in _recorded_rows(parts, nodes, parts.recorded).items():
-        run = nodes.latest[x]
+    for x, rows in _recorded_rows(parts, builder, parts.recorded).items():
+        run = builder.latest[x]
         all_reads: dict[RowEntry, None] = {}
         for row, gradient in zip(rows, parts.work.training.gradients[x].nodes):
             if row < 0:
                 continue
-            reads = list(nodes.all[row].reads)
+            reads = list(builder.all[row].reads)
             for j, (kind, k, output) in enumerate(gradient.inputs):
                 if kind != "head" and kind != "node":
-                    reads[j] = nodes.all[run].reads[k] if kind == "in" else (run, output)
-            nodes.all[row] = nodes.all[row]._replace(reads=reads)
+                    reads[j] = builder.all[run].reads[k] if kind == "in" else (run, output)
+            builder.all[row] = builder.all[row]._replace(reads=reads)
             all_reads.update(dict.fromkeys(reads))
-        more = [entry for entry in all_reads if entry not in nodes.all[max(rows)].reads]
+        more = [entry for entry in all_reads if entry not in builder.all[max(rows)].reads]
         if more:
-            nodes.read_more(max(rows), more)
+            builder.read_more(max(rows), more)
     for (variant, k), adding in parts.chained.items():
-        # The term is written where the sum is to which another row would add it.
-        row, total = nodes.latest[variant], nodes.latest[adding]
-        addition = nodes.all[total]
-        nodes.read_more(row, addition.reads[:1], ((len(nodes.all[row].reads), k, False),))
-        signature = nodes.signatures.all[addition.signature]
+        # Autograd adds the term to the sum in place, so that the row that would add it is a copy.
+        row, total = builder.latest[variant], builder.latest[adding]
+        addition = builder.all[total]
+        builder.read_more(row, addition.reads[:1], ((len(builder.all[row].reads), k, False),))
+        signature = builder.signatures.all[addition.signature]
         copy = signature._replace(op="_copy", attrs={}, inputs=1, options=((0, 0, True),))
-        nodes.all[total] = addition._replace(signature=nodes.signatures.add(copy), reads=[(row, k)])
+        builder.all[total] = addition._replace(
+            signature=builder.signatures.add(copy), reads=[(row, k)]
+        )
 
 
 def keep_places(step: TrainingStep) -> TrainingStep:
-    """Compute in place what MXNet does, of those rows whose results depend on that."""
+    """Return the step with the same rows in place as in MXNet, if their results depend on it."""
     inserts: dict[int, list[Insert]] = {}
-    for row, node in enumerate(step.nodes.all):
+    for row, node in enumerate(step.builder.all):
         usual = step.parts.in_place.get(node.source)
         if usual is not None and usual != (step.block((row, 0)) == step.block(node.reads[0])):
             inserts[row] = [Insert(BEFORE, 0, "add_n") if usual else Insert(HOLD, 0)]
-    return make_step(step.parts, insert(step.nodes, inserts)) if inserts else step
+    return make_step(step.parts, insert_operators(step.builder, inserts)) if inserts else step
 
 
-def lay_out_plainly(parts: Parts, nodes: Nodes) -> Nodes:
-    """Make operators that run on a thread of their own read copies that are laid out plainly.
+def lay_out_plainly(parts: Parts, builder: RowBuilder) -> RowBuilder:
+    """Insert plain copies of the inputs of operators that run in a thread of their own.
 
-    What MKLDNN has laid out in blocks MXNet converts for them, and frees that before they have read
-    it (``PushOperator`` in ``src/imperative/imperative_utils.h``; its executor keeps it).
+    Of an input in blocks MXNet makes a plain copy for them, and frees it before they have read it
+    (``PushOperator`` in ``src/imperative/imperative_utils.h``; MXNet's executor keeps the copy).
     """
     copies: dict[int, list[Insert]] = defaultdict(list)
-    training, signatures = parts.work.training, nodes.signatures.all
-    for row, node in enumerate(nodes.all):
+    training, signatures = parts.work.training, builder.signatures.all
+    for row, node in enumerate(builder.all):
         if signatures[node.signature].op in ASYNCHRONOUS:
-            sources = [nodes.all[source].source for source, _ in node.reads]
-            states = training.graph.auxiliary  # which must be themselves
+            sources = [builder.all[source].source for source, _ in node.reads]
+            states = training.graph.auxiliary  # the operator updates them: no copies
             places = [j for j, source in enumerate(sources) if source not in states]
             copies[row] += [Insert(BEFORE, j, "_np_copy") for j in places]
-    for x, rows in _recorded_rows(parts, nodes, parts.recorded).items():
+    for x, rows in _recorded_rows(parts, builder, parts.recorded).items():
         if training.graph.nodes[x].op in ASYNCHRONOUS:
             for row, gradient in zip(rows, training.gradients[x].nodes):
                 heads = [j for j, (kind, *_) in enumerate(gradient.inputs) if kind == "head"]
                 if row >= 0:
                     copies[row] += [Insert(BEFORE, j, "_np_copy") for j in heads]
-    return insert(nodes, copies) if copies else nodes
+    return insert_operators(builder, copies) if copies else builder
 
 
-def insert(nodes: Nodes, inserts: Mapping[int, Sequence[Insert]]) -> Nodes:
-    """Return the nodes of a step with more operators, for the layouts of its tensors."""
-    new = Nodes(nodes.signatures.all)
-    new_row: list[int] = []  # of each old row
-    instead: dict[RowEntry, RowEntry] = {}
-    for row, node in enumerate(nodes.all):
+def insert_operators(builder: RowBuilder, inserts: Mapping[int, Sequence[Insert]]) -> RowBuilder:
+    """Return the rows of a step with more operators, for the layouts of its tensors."""
+    new = RowBuilder(builder.signatures.all)
+    new_row: list[int] = []  # old row -> new row
+    instead: dict[RowEntry, RowEntry] = {}  # entry -> the entry that later rows read instead
+    for row, node in enumerate(builder.all):
         reads = [(new_row[source], k) for source, k in node.reads]
         reads = [instead.get(entry, entry) for entry in reads]
         for item in inserts.get(row, ()):
             if item.where == BEFORE:
-                reads[item.place] = _insert(new, item, reads[item.place])
+                reads[item.place] = _insert_operator(new, item, reads[item.place])
         new_row.append(new.add(node._replace(reads=reads)))
         for item in inserts.get(row, ()):
             if item.where == HOLD:
-                _insert(new, item, reads[item.place])
+                _insert_operator(new, item, reads[item.place])
             elif item.where == AFTER:
                 entry = new_row[-1], item.place
-                instead[entry] = _insert(new, item, entry)
-    new_row.append(-1)  # of -1
-    new.first, new.latest = ([new_row[row] for row in rows] for rows in (nodes.first, nodes.latest))
+                instead[entry] = _insert_operator(new, item, entry)
+    new_row.append(-1)  # new_row[-1] is -1
+    new.first, new.latest = (
+        [new_row[row] for row in rows] for rows in (builder.first, builder.latest)
+    )
     return new
 
 
-def _insert(new: Nodes, item: Insert, entry: RowEntry) -> RowEntry:
-    """Add an operator that reads this, and return its output."""
+def _insert_operator(new: RowBuilder, item: Insert, entry: RowEntry) -> RowEntry:
+    """Add an operator that reads an entry, and return its output."""
     tensor = new.tensor(entry)
     if item.where != HOLD:
         attrs = {"Reshape": {"shape": str(tuple(tensor.shape))}, "add_n": {"num_args": "1"}}
-        row, output = new.insert(item.op, attrs.get(item.op, {}), tensor, [entry])
+        row, output = new.add_operator(item.op, attrs.get(item.op, {}), tensor, [entry])
         if item.op == "_np_copy":  # in place it would write over the blocks that it reads
             signature = new.signatures.all[new.all[row].signature]._replace(options=())
             new.all[row] = new.all[row]._replace(signature=new.signatures.add(signature))
         return row, output
     if len(tensor.shape) == AXES:
         mean = Tensor((*tensor.shape[:2], 1, 1), tensor.dtype)
-        entry = new.insert("Pooling", MEAN, mean, [entry])
-    return new.insert("max", {}, Tensor((1,), tensor.dtype), [entry])
+        entry = new.add_operator("Pooling", MEAN, mean, [entry])
+    return new.add_operator("max", {}, Tensor((1,), tensor.dtype), [entry])

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, MutableMapping, Sequence
 
-from memonger.api.plan import Plan, plan_of
+from memonger.api.plan import Plan, make_plan
 from memonger.api.report import check_report, ordered, write_report
 from memonger.gluon.cached_op import PlannedBlock
 from memonger.gluon.planning import plan_others
@@ -264,7 +264,7 @@ class Session:
         file = plan_cache.file_of(request, options) if self._cache else None
         plan = plan_cache.read(file, request) if file is not None else None
         if plan is None:
-            plan = replace(plan_of(solve(request, options)))  # without its replay: it may be large
+            plan = replace(make_plan(solve(request, options)))  # a copy, without its large replay
             if file is not None and not plan.interrupted:
                 self._keep(file, plan)
         return plan

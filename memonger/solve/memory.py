@@ -166,7 +166,7 @@ def predict_marks(training: TrainingGraph, mask: Bools, held: Held = NOTHING) ->
 
 def predict_step(step: TrainingStep, held: Held = NOTHING) -> Memory:
     """Predict the memory of a schedule's training step: its arena and its outputs."""
-    placed = step.replay()
+    placed = step.plan_memory()
     return Memory(placed, placed.pool_bytes // MB, (), held)
 
 

@@ -242,7 +242,7 @@ class Original(Marks):
         def count_mb(mask: Bools) -> int:
             mask = mask.copy()
             mask[self.kept] = False
-            trials.append((self.rules.replay(mask).pool_bytes // MB, mask))
+            trials.append((self.rules.plan_memory(mask).pool_bytes // MB, mask))
             progress(len(trials) / (3 + ntrial))
             return trials[-1][0]
 
@@ -256,7 +256,7 @@ class Original(Marks):
             interrupted = True
         before, mask = min(trials, key=lambda pair: pair[0])  # the first of equal ones
         mask = self.rules.apply(mask)
-        after = self.rules.replay(mask).pool_bytes
+        after = self.rules.plan_memory(mask).pool_bytes
         if self.options.rules:
             log.info("cost=%s MiB before the rules, %s MiB with them", before, after // MB)
         return SearchResult([Candidate(after, 0.0, MarkPlan(mask), "chen2016")], interrupted)

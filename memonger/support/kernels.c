@@ -9,8 +9,8 @@ struct Chunk {
     char bytes[] __attribute__((aligned(16)));
 };
 
-/* Bytes of the smallest chunk. A memory checker sees an access beyond a chunk, but not one beyond a
- * piece of it: under it every piece is a chunk of its own. */
+/* Bytes of the smallest chunk. With a memory checker every piece is a chunk of its own, because the
+ * checker finds accesses beyond a chunk, but not beyond a piece of it. */
 #ifdef __SANITIZE_ADDRESS__
 static const int64_t MIN_CHUNK = 1;
 #else

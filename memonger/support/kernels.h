@@ -1,12 +1,12 @@
 /* Arrays, memory and random numbers for compiled code.
  *
- * Python calls the functions that a header marks KERNEL (support/kernels.py reads the headers). An
- * array of NumPy comes as a pointer and a count, a Struct of Python as the struct of its name. A
- * pointer that is not const is a result. A function that allocates takes a Memory first; its
- * results are copied before Python gives that back. setup.py writes a function ``try_<name>``
- * around each: it takes a Memory, a pointer to what the function returns, and the arguments, and
- * returns the status with which the call ended. It writes ``headers`` too, which returns a checksum
- * of the headers.
+ * Python calls the functions that a header marks KERNEL (support/kernels.py reads the headers). It
+ * passes an array of NumPy as a pointer and a count, and a Struct as the C struct of the same name.
+ * A pointer that is not const is a result. The first argument of a function that allocates is a
+ * Memory; Python copies the results and then gives it back. For each function setup.py writes a
+ * function ``try_<name>``. It takes a Memory, a pointer to the returned value, and the arguments,
+ * and returns the status of the call. setup.py also writes ``headers``, which returns a checksum of
+ * the headers.
  */
 #pragma once
 
@@ -27,20 +27,20 @@ typedef struct { float *at; int64_t count; } Floats;
 typedef struct { double *at; int64_t count; } Doubles;
 typedef struct { char *at; int64_t count; } Bytes; /* an array of any type */
 
-/* An arena: memory is taken piece by piece and given back at once. */
+/* Memory that is taken piece by piece and given back at once. */
 typedef struct Chunk Chunk;
 typedef struct Memory Memory;
 struct Memory {
     Chunk *last;
     int64_t used;         /* bytes of the last chunk */
-    Memory *inner, *outer; /* a second arena of the same call, and the arena that it belongs to */
+    Memory *inner, *outer; /* a second Memory of the same call; of the second, the first */
     void *ended;           /* the jmp_buf of the call */
 };
 
 /* Statuses with which a call ends; support/kernels.py raises an error for each. */
 enum { DONE, NO_MEMORY, TOO_LARGE, MISFIT };
 
-/* Ends the call with a status, and gives back its memory. */
+/* Ends the call with a status, and gives its memory back. */
 _Noreturn void fail(Memory *memory, int status);
 
 /* Returns a number as int32; ends the call if it does not fit. */
@@ -51,11 +51,11 @@ static inline int32_t narrow(Memory *memory, int64_t number)
     return (int32_t)number;
 }
 
-/* Takes memory for ``count`` elements of ``size`` bytes, set to 0 or not set. */
+/* Takes memory for ``count`` elements of ``size`` bytes; take_zeros sets it to 0. */
 void *take_zeros(Memory *memory, int64_t size, int64_t count);
 void *take(Memory *memory, int64_t size, int64_t count);
 
-/* Gives back all that was taken since ``then``, an earlier copy of ``memory``; {0}: all of it. */
+/* Gives back the memory taken since ``then``, an earlier copy of ``memory``; {0}: all of it. */
 KERNEL void give_back(Memory *memory, Memory then);
 
 #define NEW(memory, type, count) ((type *)take(memory, sizeof(type), count))

@@ -14,7 +14,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.api.plan import plan_of
+from memonger.api.plan import make_plan
 from memonger.costs.bind import read_planned_mb
 from memonger.solve.options import Options
 from memonger.solve.request import read_request
@@ -242,7 +242,7 @@ def test_a_wrong_prediction_is_not_passed_on(strategy: Any) -> None:
     """The figures are MXNet's, and it is said; what it finds worse than no plan is not returned."""
     request = read_request(net(), SHAPES)
     solution = solve_by(strategy(request, Options()))
-    plan, said = plan_of(solution), "; ".join(solution.warnings)
+    plan, said = make_plan(solution), "; ".join(solution.warnings)
     if strategy is Believing:
         assert not plan.recomputed and plan.planner == "no plan" and "no plan saves memory" in said
         assert plan.pool_bytes == plan.unplanned_bytes

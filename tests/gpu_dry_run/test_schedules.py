@@ -54,7 +54,7 @@ def expected_bytes(work: Workload, schedule: Schedule) -> tuple[int, int]:
     ours = (row for row in read if row >= 0 and step.ops[row] == "null")
     ours = (row for row in ours if step.names[row].startswith(OURS))
     bound += [step.signatures[row].tensors[0].nbytes for row in ours]
-    replayed = step.replay()
+    replayed = step.plan_memory()
     blocks = np.concatenate([replayed.block_bytes(), np.array(bound, dtype=np.int64)])
     return replayed.pool_bytes, int(round_for_gpu(blocks).sum())
 

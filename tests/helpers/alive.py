@@ -20,7 +20,7 @@ class Block:
 def walked(step: TrainingStep) -> dict[tuple[int, int], Block]:
     """Return the block of each tensor, (row, output)."""
     views = not step.parts.mkldnn
-    rows, signatures = step.nodes.all, step.signatures
+    rows, signatures = step.builder.all, step.signatures
     readers: dict[tuple[int, int], set[Any]] = {}
     for row, node in enumerate(rows):
         for k, entry in enumerate(node.reads):

@@ -46,7 +46,7 @@ def test_a_block_that_dies_too_early_changes_results(
 ) -> None:
     """Each block in turn is said to be dead one row before it is: what reads it there, shows."""
     network, usual = chain(), compiled.lifetimes
-    recipe = planned(network, "three levels").recipe
+    shared = planned(network, "three levels").shared
     ends: list[int] = []
 
     def shortened(block: int, *arguments: Any) -> Any:
@@ -59,7 +59,7 @@ def test_a_block_that_dies_too_early_changes_results(
     block = 0
     while block == 0 or block < len(ends):
         monkeypatch.setattr(compiled, "lifetimes", functools.partial(shortened, block))
-        symbol = scheduled(network[0], recipe.schedule)
+        symbol = scheduled(network[0], shared.schedule)
         assert not memonger.check(network[0], symbol, network[1], steps=1), f"block {block}"
         block += 1
     assert block > 6

@@ -1,12 +1,12 @@
 """The original planner: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 
-Algorithm 3 of the paper (arXiv 1604.06174) as dmlc/mxnet-memonger carries it out. It walks the
-network once and adds up the bytes of results. At each hint of the user it keeps the result if those
-since the last kept one exceed a threshold; everything else is recomputed. It searches the
-threshold: three guesses, each the square root that balances the kept and the local memory of the
-last, and a grid between them. Written anew after https://github.com/dmlc/mxnet-memonger, trial for
-trial and threshold for threshold, its habits included: sizes count 4 bytes an element, names end as
-those of parameters do, labels and auxiliary states count as results.
+Algorithm 3 of the paper (arXiv 1604.06174) as https://github.com/dmlc/mxnet-memonger implements it.
+It walks the network once and adds up the bytes of results. At each hint of the user it saves the
+result if the bytes since the last saved one exceed a threshold; everything else is recomputed. It
+searches the threshold: three guesses, each the square root that balances the saved and the local
+memory of the last, and a grid between them. The trials and the thresholds are exactly those of the
+original. As there, an element counts 4 bytes, parameters are found by the endings of their names,
+and labels and auxiliary states count as results.
 """
 
 from __future__ import annotations
@@ -28,16 +28,28 @@ class Trial(NamedTuple):
 
     threshold: int
     mask: Bools  # the recomputed nodes
-    save_size: int  # bytes that are kept
-    max_size: int  # bytes of the largest block between
+    save_size: int  # bytes that are saved
+    max_size: int  # bytes of the largest segment between two saved results
     cost: int = 0  # of the mask, in the unit of `search`
 
 
 def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -> Trial:
-    """Keep each result with a hint where more than ``threshold`` MB have gathered.
+    """Save each result with a hint if more than ``threshold`` MB have accumulated before it.
 
-    The ``mirror_stage`` of a node is 'True' for a cut of its own, any other label for a cut that
-    all nodes of that label make together.
+    Parameters
+    ----------
+    graph : ForwardGraph
+        The network.
+    hints : mapping
+        Node -> its ``mirror_stage``: 'True' for a cut at this node alone, any other label for one
+        cut at all neighbouring nodes of that label.
+    threshold : int
+        MiB.
+
+    Returns
+    -------
+    Trial
+        Without its cost.
     """
     mask = np.zeros(len(graph.nodes), dtype=np.bool_)
     local_size = save_size = max_size = 0
@@ -72,10 +84,23 @@ def search(
     cost: Callable[[Bools], int],
     ntrial: int = 6,
 ) -> list[Trial]:
-    """Search over thresholds as the original does, ``ntrial`` of them in its grid.
+    """Search over thresholds as the original does.
 
-    Returns every trial in order. ``cost`` returns what a mask of recomputed nodes costs; the
-    original's unit is the whole MB.
+    Parameters
+    ----------
+    graph : ForwardGraph
+        The network.
+    hints : mapping
+        Node -> its ``mirror_stage``.
+    cost : callable
+        Returns the memory of a mask (nodes,) of recomputed nodes. The original counts whole MiB.
+    ntrial : int
+        The number of thresholds in the grid.
+
+    Returns
+    -------
+    list of Trial
+        All trials, in order.
     """
     trials: list[Trial] = []
 

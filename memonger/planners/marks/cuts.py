@@ -1,4 +1,4 @@
-"""Where a network can be cut: what must be kept at each point of its execution order."""
+"""Find cuts of a network: points of its execution order where few bytes of results are alive."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from memonger.support.types import Doubles, Int64s
 
 
 class Cut(NamedTuple):
-    """A point of the execution order, and the results alive there: later operators read them."""
+    """A point of the execution order, and the results that are alive there."""
 
-    after: int  # the operator before it
-    entries: tuple[Entry, ...]
+    after: int  # the last operator before the cut
+    entries: tuple[Entry, ...]  # results from before the cut that operators behind it read
 
     @property
     def keep(self) -> tuple[int, ...]:
-        """The operators whose results are alive there."""
+        """The operators whose results are alive at the cut, ascending."""
         return tuple(sorted({a for a, _ in self.entries}))
 
 
 def _results(graph: ForwardGraph) -> Int64s:
-    """Return maker, output, last reader and bytes of the results that operators read, (4, n).
+    """Return node, output, last reader and bytes of the results that operators read, (4, n).
 
-    Bytes are 4 to an element, as MXNet's planner counts.
+    MXNet's planner counts 4 bytes an element, and so do these.
     """
     last = {entry: i for i, node in enumerate(graph.nodes) for entry in node.inputs}
     entries = sorted(entry for entry in last if not graph.nodes[entry[0]].is_variable)
@@ -34,17 +34,29 @@ def _results(graph: ForwardGraph) -> Int64s:
 
 
 def _alive(graph: ForwardGraph, results: Int64s, weights: Int64s | None) -> Doubles:
-    """Sum up the weights (by default 1) of the results that are alive after each node."""
+    """Return the total weight (default: 1 each) of the results alive after each node, (nodes,)."""
     maker, _, last, _ = results
     change = [np.bincount(nodes, weights, len(graph.nodes)) for nodes in (maker, last)]
     return np.cumsum(change[0] - change[1])
 
 
 def cheap_cuts(graph: ForwardGraph, most: int, wanted: Collection[int] = ()) -> list[Cut]:
-    """List about ``most`` cuts that are worth trying: local minima of the bytes they keep.
+    """List about ``most`` cuts that are worth trying: local minima of the bytes that they save.
 
-    Where there are more, the cheapest of each of ``most`` equal stretches of the order are taken.
-    There is a cut after the operators ``wanted`` too, unless they are more than ``most``.
+    Parameters
+    ----------
+    graph : ForwardGraph
+        The network.
+    most : int
+        If there are more minima, their sequence is divided into ``most`` equal parts, and the
+        cheapest cut of each part is returned.
+    wanted : collection of int
+        Operators after which a cut is returned too, unless they are more than ``most``.
+
+    Returns
+    -------
+    list of Cut
+        In execution order. Each saves at least one result.
     """
     operators, results = np.array(graph.operators, dtype=np.int64), _results(graph)
     maker, output, last, nbytes = results
@@ -67,10 +79,11 @@ def cheap_cuts(graph: ForwardGraph, most: int, wanted: Collection[int] = ()) -> 
 def walk_over(
     graph: ForwardGraph, cuts: Sequence[Cut], exponent: float, walks: int
 ) -> Iterator[list[int]]:
-    """Walk over cuts with so many budgets; yield the cuts chosen, by index.
+    """Choose cuts by `walk`, once for each of ``walks`` numbers of segments; yield their indices.
 
-    The bytes of results are raised to the exponent. MXNet's planner hands out whole blocks, so that
-    the number of live results counts as well as their bytes; the smaller the exponent, the more.
+    The bytes of results are raised to ``exponent``. MXNet's planner assigns whole blocks, so that
+    the number of live results matters as well as their bytes. A smaller exponent gives the number
+    more weight.
     """
     results, after = _results(graph), [cut.after for cut in cuts]
     maker, _, _, nbytes = results
@@ -82,11 +95,22 @@ def walk_over(
 
 
 def walk(until: Doubles, size: Doubles, segments: float) -> list[int]:
-    """Choose cuts, by index, that divide a network into about so many segments of equal size.
+    """Choose cuts that divide a network into about ``segments`` segments of equal size.
 
-    As the original's walk (Chen et al. 2016, algorithm 3) with a budget between two cuts; of the
-    cuts near the end of a segment the one that keeps least is taken. ``until`` sums up the results
-    before each cut, ``size`` those that it keeps.
+    This is the walk of Chen et al. 2016, algorithm 3, with a budget between two cuts. It chooses,
+    of the cuts near the end of a segment, the one that saves least.
+
+    Parameters
+    ----------
+    until, size : array of float64, (cuts,)
+        The total of all results before each cut, and of the results that it saves.
+    segments : float
+        The number of segments.
+
+    Returns
+    -------
+    list of int
+        The indices of the chosen cuts, ascending.
     """
     budget = until[-1] / segments
     chosen: list[int] = []

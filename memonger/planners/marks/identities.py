@@ -1,4 +1,4 @@
-"""Saved identities: the nodes that may have one, and those that a plan uses."""
+"""List saved identities that may help a plan, and drop those that a plan does not use."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from memonger.support.types import Bools
 
 
 def list_identities(rules: Rules) -> tuple[SavedIdentity, ...]:
-    """List the saved identities that may help, each behind a node that may have one.
+    """List the saved identities that may help a plan.
 
-    The gradient of such a node reads inputs, which the node would hold if it was saved itself. Its
-    first output alone is read, by operators, so that the identity runs right after it; it is no
-    output of the network, where two gradients would be added up in another order. The identity is
-    tied where the recomputed node must be read, and its own gradient does not read it. Fusion
-    leaves it alone where the network is trained on GPUs only. A network whose plans must watch
-    MKLDNN's layouts gets none.
+    The gradient of a node with such an identity reads inputs, which would stay in memory if the
+    node itself was saved. Operators read the first output of the node and no other, so that the
+    identity runs right after the node. The node is not an output of the network, where an identity
+    would change the order in which two gradients are added.
+
+    The identity is tied if the recomputed node must have a reader and its own gradient does not
+    read it. It is unfused if the network is trained on GPUs only.
+
+    Returns
+    -------
+    tuple of SavedIdentity
+        In execution order; empty for a network in which plans can change layouts of MKLDNN.
     """
     if rules.watches_layouts:
         return ()
@@ -45,10 +51,10 @@ def list_identities(rules: Rules) -> tuple[SavedIdentity, ...]:
 
 
 def identities_at(rules: Rules, cuts: Sequence[Cut]) -> tuple[SavedIdentity, ...]:
-    """List the identities that may help where the network is cut.
+    """List the identities that may help at these cuts.
 
-    Those of what is saved; and where a node needs none (a sum, whose gradient reads nothing), of
-    what it was computed from, which nobody would read again.
+    They are the identities of the results that the cuts save. A node whose gradient reads nothing,
+    such as a sum, needs no identity; there the list has those of its inputs.
     """
     identity_of = {identity.node: identity for identity in list_identities(rules)}
     graph, facts = rules.graph, rules.trainings[0].facts
@@ -64,8 +70,8 @@ def identities_at(rules: Rules, cuts: Sequence[Cut]) -> tuple[SavedIdentity, ...
 
 
 def cuts_behind_identities(cuts: Sequence[Cut], insertion: Insertion) -> list[Cut]:
-    """Translate cuts of a network to the network with identities, which are saved there."""
-    # Cuts share entries, of which there may be as many as nodes in each of hundreds of cuts.
+    """Return the cuts of the network with identities, which save identities in place of nodes."""
+    # Cuts share entries: hundreds of cuts may have as many entries each as there are nodes.
     new_entry = {old: insertion.entry(*old) for old in {e for cut in cuts for e in cut.entries}}
     return [
         Cut(insertion.entry(cut.after, 0)[0], tuple([new_entry[entry] for entry in cut.entries]))
@@ -76,8 +82,21 @@ def cuts_behind_identities(cuts: Sequence[Cut], insertion: Insertion) -> list[Cu
 def drop_unused_identities(plain: Rules, plan: MarkPlan) -> tuple[MarkPlan, Rules, Bools]:
     """Apply the rules to a plan, and drop the identities that it does not save.
 
-    ``plain`` are the rules of the network without identities. Returns the plan, the rules of the
-    network with the identities that are left, and the nodes of that network that are recomputed.
+    Parameters
+    ----------
+    plain : Rules
+        The rules of the network without identities.
+    plan : MarkPlan
+        A plan of that network.
+
+    Returns
+    -------
+    MarkPlan
+        The plan by the rules.
+    Rules
+        The rules of the network with the remaining identities.
+    array of bool
+        (nodes of that network,): which of them are recomputed.
     """
     while True:
         rules = plain.with_identities(plan.identities)

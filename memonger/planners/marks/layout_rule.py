@@ -1,14 +1,14 @@
-"""The rule that a plan of marks leaves every tensor in the layout that it has without a plan.
+"""Keep every tensor of a plan of marks in the layout that it has without a plan.
 
-A recomputed result is no longer held for its gradient. So an operator that knows no layouts of
-MKLDNN writes over it in place, and leaves in blocks what is row-major without a plan
-(``costs.layouts``). Its readers then round differently: outputs in the last bits, gradients by up
-to a percent.
+A result that is recomputed does not stay in memory for its gradient. So an operator that ignores
+layouts of MKLDNN may overwrite it in place, and its output is then blocked where it is row-major
+without a plan (``costs.layouts``). The readers of the output round differently: outputs change in
+the last bits, gradients by up to a percent.
 
-That can happen in some networks, such as those with gates. There the layouts of the planned step
-are compared with those of the unplanned one. If an operator writes in place over what the unplanned
-step still holds, one operator is kept whose gradient holds that. Otherwise what is around a
-difference is kept. Such networks get no saved identities.
+This can happen in some networks, such as those with gates. For them the rule compares the layouts
+of the planned step with those of the unplanned one. If an operator overwrites a tensor that the
+unplanned step still needs, the rule keeps one operator whose gradient reads that tensor. Otherwise
+it keeps the operators around a difference. Such networks get no saved identities.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LayoutRule(Struct):
     layouts: LayoutArrays
 
 
-#: For networks of which no layout is to be watched.
+#: The rule for networks in which no plan can change a layout that matters.
 NO_RULE = LayoutRule(
     False,
     LayoutArrays(*[np.zeros(0, dtype) for dtype in (np.int8, np.int64, *[np.bool_] * 3)]),
@@ -46,7 +46,13 @@ NO_RULE = LayoutRule(
 
 
 def layout_rule(training: TrainingGraph) -> LayoutRule:
-    """Make the rule for a network: that of no plan, if a plan can change a layout that matters."""
+    """Return the layouts without a plan if a plan can change one that matters, else `NO_RULE`.
+
+    Parameters
+    ----------
+    training : TrainingGraph
+        The training graph of a network.
+    """
     if not any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
         return NO_RULE
     t = training.arrays
@@ -65,7 +71,7 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
         (place, outputs),
         (matters, outputs),
     ):
-        array[count : 2 * count] = array[:count]  # a recomputed copy must be as its node
+        array[count : 2 * count] = array[:count]  # a copy must have the layouts of its node
     return LayoutRule(True, layouts, wanted, output_layout, place, matters)
 
 
@@ -76,7 +82,7 @@ def _may_change(
     read_layout: Int64s,
     matters: Bools,
 ) -> bool:
-    """Return whether some layout that matters depends on what is in place."""
+    """Return whether a layout that matters depends on which operators run in place."""
     t = training.arrays
     shown = np.bincount(step.entry[layouts.shows & (read_layout >= 0)], minlength=len(matters))
     for row in step.order.tolist():
@@ -99,7 +105,7 @@ def _may_change(
                 apart = compiled.find_layout(code, number, NOT_IN_PLACE, PLAIN, inputs, plays)
                 results.add(apart)
             elif int(inputs[j]) not in results and shown[step.entry[read]]:
-                return True  # what other readers find depends on what is written over it
+                return True  # its other readers may find the layout of the output
         if any(len(results) > 1 and matters[out] for out, results in possible.items()):
             return True
     return False

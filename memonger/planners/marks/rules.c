@@ -1,6 +1,6 @@
 #include "planners/marks/rules.h"
 
-/* Nodes of a mask that are to be kept. Its memory is given back by apply_rules. */
+/* The nodes of a mask that the rules keep. apply_rules gives its memory back. */
 typedef struct {
     const GraphArrays *t;
     const Facts *facts;
@@ -15,7 +15,7 @@ static void keep(Keeping *k, int64_t node)
         k->kept[node] = k->any = true;
 }
 
-/* Keeps what rules 3 and 4 say, as far as can be seen at once. */
+/* Keeps nodes by rules 3 and 4, for this step: keeping them may leave others without a reader. */
 static void keep_unread(Memory *memory, Keeping *k, const RuleArrays *r, const Step *step)
 {
     const GraphArrays *t = k->t;
@@ -37,7 +37,7 @@ static void keep_unread(Memory *memory, Keeping *k, const RuleArrays *r, const S
         if (!copied[x])
             continue;
         tied[x] = own_output[x];
-        /* A gradient of zeros depends on nothing before it. */
+        /* A gradient of zeros does not depend on other gradients. */
         int32_t stop = f->any_gradient.at[x] ? f->read_start.at[x + 1] : 0;
         for (int32_t q = f->read_start.at[x]; q < stop && !tied[x]; q++) {
             int32_t j = f->read.at[q];
@@ -52,7 +52,7 @@ static void keep_unread(Memory *memory, Keeping *k, const RuleArrays *r, const S
     }
 }
 
-/* Keeps the node of a row that is no gradient's, and those that read it. */
+/* Keeps the node of a forward row or of a copy, and its readers. */
 static void keep_around(Keeping *k, int64_t row)
 {
     const Facts *facts = k->facts;
@@ -64,9 +64,9 @@ static void keep_around(Keeping *k, int64_t row)
         keep(k, facts->reader.at[facts->read.at[q]]);
 }
 
-/* If a row overwrites input ``place``, keeps one operator whose gradient reads that input: it stays
- * allocated, and the row cannot overwrite it. Otherwise keeps what is around the row and its
- * inputs. */
+/* Keeps one operator whose gradient reads the input ``place`` that a row overwrites. That input
+ * then stays alive, so that the row cannot overwrite it. If there is no such operator, keeps the
+ * nodes around the row and its inputs. */
 static void keep_holder(Keeping *k, int64_t row, int64_t place)
 {
     const Facts *facts = k->facts;
@@ -91,7 +91,7 @@ static void keep_holder(Keeping *k, int64_t row, int64_t place)
         keep_around(k, read_row[j]);
 }
 
-/* Keeps something of a plan where its layouts differ from those without a plan. */
+/* Keeps nodes by rule 5: some of those around a layout that differs from that without a plan. */
 static void keep_layouts(
     Memory *memory, Keeping *k, const LayoutRule *rule, Bools mask, const Step *step)
 {
@@ -106,7 +106,7 @@ static void keep_layouts(
         differs[j] = now >= 0 && usual >= 0 && now != usual;
         any_differs |= differs[j];
     }
-    /* What must overwrite blocks, and cannot: something that is recomputed reads them later. */
+    /* A row must overwrite blocks and cannot, because a recomputed row reads them later. */
     for (int64_t i = 0; i < order.count; i++) {
         int32_t row = order.at[i], out = t->output_start.at[row], j = t->read_start.at[row];
         if (rule->layouts.code.at[out] == IN_PLACE && place.at[out] == NOT_IN_PLACE &&
@@ -128,7 +128,7 @@ static void keep_layouts(
     }
     if (k->any)
         return;
-    /* No output explains it: keep the makers and the readers of what is read in another layout. */
+    /* No output is the cause: keep the nodes that write or read a tensor of another layout. */
     for (int64_t i = 0; i < order.count; i++) {
         int32_t row = order.at[i];
         for (int32_t j = t->read_start.at[row]; j < t->read_start.at[row + 1]; j++) {
@@ -144,7 +144,7 @@ static void keep_layouts(
         keep(k, x);
 }
 
-/* Unites nodes that share a mark: they are recomputed if all of them may be. */
+/* Gives nodes that share a mark the same one: they are recomputed if all of them may be. */
 static void share(const RuleArrays *r, Bools mask)
 {
     const int64_t *same = r->same.at;
@@ -154,8 +154,8 @@ static void share(const RuleArrays *r, Bools mask)
         mask.at[i] = mask.at[same[i]];
 }
 
-/* Keeps what no recomputed node reads, nor its gradient: nearly all that keep_unread would keep,
- * which needs an order for that. */
+/* Keeps nodes that neither a recomputed node nor its gradient reads. These are nearly all nodes
+ * that keep_unread would keep, but it needs an execution order, which is slower. */
 static void keep_surely_unread(Memory *memory, const RuleArrays *r, Bools mask)
 {
     const GraphArrays *t = &r->arrays;

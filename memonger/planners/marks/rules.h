@@ -1,4 +1,4 @@
-/* The rules that keep a plan right; see rules.py and layout_rule.py. */
+/* The rules that make a plan of marks valid; see rules.py and layout_rule.py. */
 #pragma once
 
 #include "costs/layouts.h"
@@ -7,31 +7,31 @@
 typedef struct {
     bool active;
     LayoutArrays layouts;
-    Int64s read_layout;   /* of each read; ANY_LAYOUT: any */
-    Int64s output_layout; /* of each output */
-    Int32s place;         /* of each output the input in whose place it is written */
-    Bools matters;        /* of each output whether numbers may come to depend on its layout */
+    Int64s read_layout;   /* by read; ANY_LAYOUT if the layout does not matter */
+    Int64s output_layout; /* by entry */
+    Int32s place;         /* by entry: the input that it overwrites, NOT_IN_PLACE or ADDED */
+    Bools matters;        /* by entry: whether results may depend on its layout */
 } LayoutRule;
 
-/* GradientFacts: of each forward node, and of each of its inputs in turn. */
+/* GradientFacts by forward node, and by input. */
 typedef struct {
     Bools own_output, follows, any_gradient;
-    Int32s read_start, read; /* of each node the inputs that read it, numbered as in GraphArrays */
-    Int64s reader;           /* of each input the node that has it */
-    Bools passes;            /* of each input whether a gradient other than zero reaches it */
-    Bools held;              /* of each input whether the gradient reads it */
+    Int32s read_start, read; /* by node: the inputs that read it, numbered as in GraphArrays */
+    Int64s reader;           /* by input: the node that reads it */
+    Bools passes;            /* by input: whether its gradient is not always zero */
+    Bools held;              /* by input: whether the gradient reads it */
 } Facts;
 
 /* The rules for one training graph. */
 typedef struct {
     GraphArrays arrays;
     Facts facts;
-    Bools allowed;  /* whether a node may be recomputed */
-    Bools tolerant; /* whether it may be if nobody reads it then */
-    bool fusion;
-    Int64s same; /* of each node the first of those with which it shares a mark */
+    Bools allowed;  /* by node: whether it may be recomputed */
+    Bools tolerant; /* by node: whether it may be recomputed without a reader */
+    bool fusion;    /* whether pointwise fusion may be on */
+    Int64s same;    /* by node: the first of the nodes with which it shares a mark */
     LayoutRule layouts;
 } RuleArrays;
 
-/* Takes out of ``mask`` (in place) what is not right; returns the step of the rest. */
+/* Removes from ``mask`` (in place) the nodes that the rules keep; returns the step of the rest. */
 KERNEL void apply_rules(Memory *memory, const RuleArrays *r, Bools mask, Step *step);

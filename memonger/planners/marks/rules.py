@@ -1,18 +1,18 @@
-"""The rules that keep a plan right: what may be recomputed, and what must then be read.
+"""Apply the rules that make a plan of marks valid: which operators may be recomputed.
 
-Five rules, for whatever a planner proposes:
+Five rules apply to any plan:
 1. An operator that must run once is kept (``ForwardGraph.why_kept``).
 2. Operators that MXNet merges as a common sub-expression share one mark. With different marks it
    would not merge them, and gradients would add up in another order.
-3. A recomputed operator whose first output nobody reads is kept, unless it tolerates that. Keeping
-   one may leave the next unread, so this is repeated until nothing changes.
+3. A recomputed operator whose first output has no reader is kept, unless it tolerates that. Keeping
+   one may leave the next without a reader, so the rule is repeated until nothing changes.
 4. Where pointwise fusion may be on, data must tie the recomputed copy of an operator to the
    gradient that runs after it; a control dependency is not enough. Fusion looks at data only
    (``src/executor/pointwise_fusion_pass.cc``) and may otherwise put the copy's inputs and that
    gradient into one kernel: a cycle through the copy, and a bind that fails. For the same reason a
    result is kept there if so many operators read it that its gradient is summed in a chain (of
    control dependencies).
-5. Where MKLDNN may compute, every tensor is found in the layout that it has without a plan
+5. Where MKLDNN may compute, every tensor has the layout that it has without a plan
    (``layout_rule``).
 """
 
@@ -50,12 +50,19 @@ from memonger.support.types import Bools
 
 
 class Rules:
-    """The rules for one network, wherever of the ``targets`` it is trained.
+    """The rules for one network.
 
-    ``trainings`` holds one training graph for each way in which it may be trained (with gradients
-    of all arguments, with those of its parameters alone); the rules hold for all of them. The user
-    keeps the nodes ``kept`` and wants ``forced`` to be recomputed where the rules allow it.
-    ``insertion`` has the saved identities of the network, if there are any.
+    Parameters
+    ----------
+    trainings : sequence of TrainingGraph
+        One for each set of gradients that a training may request (of all arguments, of the
+        parameters alone). The rules apply to all of them.
+    targets : frozenset of str
+        The kinds of devices on which the network may be trained.
+    kept, forced : sequence of int
+        Nodes that the user excludes from recomputation, and nodes to recompute if the rules allow.
+    insertion : Insertion or None
+        The saved identities of the network, if it has any.
     """
 
     def __init__(
@@ -70,27 +77,27 @@ class Rules:
         self.graph: ForwardGraph = trainings[0].graph
         self.insertion = insertion or insert_identities([n.name for n in self.graph.nodes])
         self._with_identities: Latest[Rules] = Latest(1)
-        #: Of the operators that must be kept, why.
+        #: Operator that must be kept -> the reason.
         self.reasons = self._reasons()
-        #: Of each node whether it may be recomputed.
+        #: (nodes,): whether each node may be recomputed.
         self.allowed = np.zeros(len(self.graph.nodes), dtype=np.bool_)
         self.allowed[[i for i in self.graph.operators if i not in self.reasons]] = True
         self.allowed[list(kept)] = False
-        #: Of each node whether every plan recomputes it; nodes that MXNet merges share a mark.
+        #: (nodes,): whether every plan recomputes it. Nodes that MXNet merges share a mark.
         same = np.array(trainings[0].same, dtype=np.int64)
         self.forced = np.isin(same, same[list(forced)])
-        # A network whose layouts a plan can change gets no identities, and one with identities
-        # need not be watched.
+        # A network in which plans can change layouts gets no identities. So the layout rule is not
+        # needed for one with identities.
         blocked = insertion is None and CPU in targets and trainings[0].settings.mkldnn
         tolerant = self._tolerant()
-        #: For compiled code, one for each training graph.
+        #: The rules for compiled code, one for each training graph.
         self.arrays = [
             self._arrays(training, layout_rule(training) if blocked else NO_RULE, tolerant)
             for training in trainings
         ]
 
     def with_identities(self, identities: Iterable[SavedIdentity]) -> Rules:
-        """Return the rules for the network with saved identities; caches the latest."""
+        """Return the rules of the network with these saved identities; cache the latest."""
         key = tuple(identities)
         return self._with_identities.get_or_make(key, lambda: self._extended(key)) if key else self
 
@@ -105,12 +112,12 @@ class Rules:
 
     @property
     def watches_layouts(self) -> bool:
-        """Whether plans may have to keep operators for the layouts of MKLDNN."""
+        """Whether the layout rule applies to plans of the network."""
         return any(arrays.layouts.active for arrays in self.arrays)
 
     @property
     def slowness(self) -> int:
-        """About how many times as long as a plain replay it takes to apply them and replay."""
+        """The time to apply the rules and replay, roughly, in times of a replay alone."""
         return 3 if self.watches_layouts else 1
 
     def _reasons(self) -> dict[int, str]:
@@ -136,7 +143,7 @@ class Rules:
         )
 
     def _tolerant(self) -> Bools:
-        """Return for each node whether it may be recomputed although nobody reads it then."""
+        """Return for each node whether it may be recomputed without a reader, (nodes,)."""
         graph, mkldnn = self.graph, self.trainings[0].settings.mkldnn
         native = set(self.native(self.allowed))
         tolerant = np.zeros(len(graph.nodes), dtype=np.bool_)
@@ -148,10 +155,10 @@ class Rules:
         return tolerant
 
     def native(self, mask: Bools) -> list[int]:
-        """List the recomputed nodes that must not run cuDNN's kernel.
+        """List the recomputed nodes that must run MXNet's own kernel instead of cuDNN's.
 
-        cuDNN's BatchNorm moves its running mean and variance in the forward pass, so a recomputed
-        one would move them twice a step; MXNet's own moves them in the backward pass
+        cuDNN's BatchNorm updates its running mean and variance in the forward pass, so a recomputed
+        one would update them twice a step. MXNet's own updates them in the backward pass
         (``src/operator/nn/batch_norm.cu``).
         """
         if self.targets <= {CPU}:
@@ -165,14 +172,22 @@ class Rules:
             and not truth(node.attrs.get("use_global_stats"))
         ]
 
-    def replay(self, mask: Bools) -> Replay:
-        """Replay what MXNet plans where these nodes are recomputed."""
+    def plan_memory(self, mask: Bools) -> Replay:
+        """Replay MXNet's memory planner where these nodes are recomputed."""
         return replay(self.trainings[0], mask)
 
     def apply(self, mask: Bools) -> Bools:
-        """Return the part of a plan that is right: a copy of ``mask`` with what is forced.
+        """Return the nodes of a plan that the rules allow to recompute.
 
-        Nothing else is recomputed that is not in ``mask``.
+        Parameters
+        ----------
+        mask : array of bool, (nodes,)
+            The plan: which nodes are recomputed.
+
+        Returns
+        -------
+        array of bool, (nodes,)
+            A subset of ``mask`` and the forced nodes; ``mask`` is not changed.
         """
         mask = np.array(mask, dtype=np.bool_) | self.forced
         while True:
@@ -184,7 +199,7 @@ class Rules:
 
 
 class NoRules(Rules):
-    """Everything may be recomputed but what MXNet itself never does."""
+    """Allow to recompute everything but the operators that MXNet itself never recomputes."""
 
     def _reasons(self) -> dict[int, str]:
         ops = [node.op for node in self.graph.nodes]
@@ -208,6 +223,7 @@ class Facts(Struct):
 
 
 def _facts_of(training: TrainingGraph) -> Facts:
+    """Return the facts about the gradients of a training graph, as arrays."""
     n, facts, read_start = training.arrays.forward, training.facts, training.arrays.read_start
     reader = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
     place = np.arange(len(reader)) - read_start[reader]
@@ -234,7 +250,7 @@ class RuleArrays(Struct):
 
 
 def refuse(graph: ForwardGraph) -> None:
-    """Refuse a network that cannot be planned, saying why."""
+    """Raise MemongerError if an operator of the network cannot be planned."""
     for node in graph.nodes:
         reason = None if node.is_variable else why_refused(node.op, node.attrs)
         if reason is not None:
@@ -242,6 +258,6 @@ def refuse(graph: ForwardGraph) -> None:
 
 
 def kept_summary(reasons: Iterable[tuple[str, str]]) -> str:
-    """Count the operators that are kept by rule, for the log: '3 Dropout, 1 Custom'."""
+    """Return the counts of operators that are kept by rule, for the log: '3 Dropout, 1 Custom'."""
     counts = Counter(op for op, _ in reasons)
     return ", ".join(f"{count} {op}" for op, count in counts.most_common())

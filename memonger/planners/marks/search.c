@@ -1,6 +1,6 @@
 #include "planners/marks/search.h"
 
-/* Finds the nodes that a state would recompute if there were no rules. */
+/* Returns the nodes that a state recomputes, before the rules are applied. */
 static Bools mask_without_rules(Memory *memory, const Space *s, Int8s state)
 {
     int64_t cuts = s->after.count, n = s->forced.count, end = n;
@@ -17,7 +17,7 @@ static Bools mask_without_rules(Memory *memory, const Space *s, Int8s state)
         mask[i] |= s->forced.at[i];
     for (int64_t k = 0; k < s->saved.count; k++) {
         int64_t node = s->saved.at[k];
-        if (!mask[node]) /* an identity of what is saved itself costs nothing */
+        if (!mask[node]) /* a saved node needs no identity, so this one is recomputed */
             for (int64_t i = node + 1; i <= s->identities.at[k]; i++)
                 mask[i] = true;
     }
@@ -30,7 +30,7 @@ void read_state(Memory *memory, const Space *s, Int8s state, Bools *mask, Step *
     apply_rules(memory, &s->rules, *mask, step);
 }
 
-/* Adds up the seconds of what runs again in a step whose rows run in this order. */
+/* Returns the seconds of recomputation in a step whose rows run in this order. */
 static double added_seconds(const Space *s, Int32s order)
 {
     int64_t n = s->seconds.count;
@@ -66,7 +66,7 @@ static int64_t near(Random *random)
     return distance;
 }
 
-/* Draws one of the cuts that are made, of which there are ``count``. */
+/* Draws one of the ``count`` cuts of a state. */
 static int64_t draw_cut(Random *random, const int8_t *is_cut, int64_t count)
 {
     int64_t left = below(random, count), k = 0;
@@ -75,7 +75,7 @@ static int64_t draw_cut(Random *random, const int8_t *is_cut, int64_t count)
     return k;
 }
 
-/* Moves, leaves out or makes one of ``count`` possible cuts. */
+/* Moves, drops or adds a cut; ``count`` cuts are possible. */
 static void move_cut(Random *random, int8_t *is_cut, int64_t count)
 {
     int64_t cuts = 0;

@@ -1,19 +1,19 @@
-"""The search for marks: sets of cuts, annealed for the least memory.
+"""Search plans of marks for the least memory: simulated annealing of sets of cuts.
 
-A set of cuts is a plan: what is alive at a cut is saved, everything between is recomputed, what
-comes after the last cut is not. At each place there are two cuts: one saves all that is alive
-there, the other its newest result alone, so that others (skip connections of a U-Net) are
-recomputed all the same. The search:
+A set of cuts is a plan. The results that are alive at a cut are saved, everything between two cuts
+is recomputed, and nothing after the last. There are two cuts at each place. One saves all results
+alive there, the other saves the newest alone, so that others (skip connections of a U-Net) are
+recomputed. The search has three steps:
 
-1. Where the network may be cut it gets saved identities (``identities``) of operators that would
-   hold what they were computed from if they were saved themselves.
-2. It starts from the original's walk with a budget between two cuts (Chen et al. 2016, algorithm
-   3), for several budgets, with sizes raised to several exponents.
-3. Simulated annealing (``search.c``) of the best for each exponent, a thread each.
+1. The network gets saved identities (``identities``) at its cuts, behind operators that would keep
+   their inputs in memory if they were saved themselves.
+2. The walk of Chen et al. 2016, algorithm 3, with a budget between two cuts gives initial sets, for
+   several budgets, and with sizes raised to several exponents.
+3. Simulated annealing (``search.c``) starts from the best set of each exponent, in a thread each.
 
-Every plan that is visited obeys the rules, is replayed to the byte, and is archived if it is the
-fastest of its size. The result depends on the network and the times of its operators alone, not on
-the machine's cores.
+The rules are applied to each plan that the search visits, and its memory is exact. It is archived
+if it is the fastest of its size. The result depends on the network and on the times of its
+operators, but not on the number of cores.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SEED = 73  # of the first annealing
 
 
 class Space(Struct):
-    """The plans that are searched, and what a state of the search is."""
+    """The plans that the search considers, and how a state encodes one."""
 
     rules: RuleArrays
 
@@ -45,20 +45,22 @@ class Space(Struct):
 class Phase(NamedTuple):
     """One annealing for least memory, of the smallest ``starts`` plans.
 
-    The temperatures are taken in turn, for networks differ in what moving a cut changes.
+    The starts take the pairs of temperatures in turn, because the change of memory by a moved cut
+    differs between networks.
     """
 
     starts: int
-    part: float  # of all tries
-    heats: tuple[tuple[float, float], ...]  # first and last temperature, by a plan's memory
+    part: float  # the share of all tries
+    #: First and last temperatures, as shares of a plan's memory.
+    heats: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long the search is.
+    """The length of a search.
 
-    Its phases share ``tries``, or so many that ``nodes`` are replayed, times ``patience``. Beyond
-    ``large`` nodes a replay is slower by the node.
+    Its phases share ``tries``, or fewer, so that at most ``nodes`` nodes are replayed; both times
+    ``patience``. The cost of a replay for each node grows beyond ``large`` nodes.
     """
 
     patience: float = 1.0
@@ -67,15 +69,15 @@ class Effort:
     large: int = 10_000
     cuts: int = 600
     exponents: tuple[float, ...] = (1.0, 0.5, 0.2)
-    walks: int = 20  # for each exponent: numbers of segments from two to that of the cuts
+    walks: int = 20  # for each exponent, with two segments up to as many as cuts
     phases: tuple[Phase, ...] = (
         Phase(3, 0.4, ((0.006, 0.0002), (0.002, 0.0001))),
         Phase(2, 0.6, ((0.003, 0.0001),)),
     )
-    sizes: int = 200  # of plans in the archive
+    sizes: int = 200  # of the archive: plans of different memory
 
     def times(self, patience: float) -> Effort:
-        """Return the effort of a search that is so many times as long."""
+        """Return the effort of a search that is ``patience`` times as long."""
         return replace(self, patience=patience * self.patience)
 
 
@@ -83,10 +85,22 @@ EFFORT = Effort()
 
 
 class MarkSearch:
-    """The search of one network with some saved identities.
+    """The search of one network with saved identities.
 
-    ``plain`` and ``cuts`` are of the network without any, and so are the ``seconds`` that its nodes
-    take: saved identities take next to none.
+    Parameters
+    ----------
+    plain : Rules
+        The rules of the network without identities.
+    seconds : array of float64, (nodes,)
+        The times of its nodes. An identity takes nearly no time.
+    cuts : sequence of Cut
+        Its cuts.
+    identities : tuple of SavedIdentity
+        The identities to insert.
+    threads : Threads
+        The threads of the search.
+    effort : Effort
+        The length of the search.
     """
 
     def __init__(
@@ -102,12 +116,12 @@ class MarkSearch:
         self.rules = rules = plain.with_identities(identities)
         self.insertion = insertion = self.rules.insertion
         self.cuts: list[Cut] = []
-        whole, newest = [], []  # the two cuts of each place, by index
+        whole, newest = [], []  # the indices of the two cuts of each place
         for cut in cuts_behind_identities(cuts, insertion):
             whole.append(len(self.cuts))
             self.cuts += [cut, cut._replace(entries=cut.entries[-1:])][: len(cut.entries)]
             newest.append(len(self.cuts) - 1)
-        #: For each exponent the sets of cuts to start from.
+        #: For each exponent the sets of cuts to start from, (cuts,) each.
         self.starts = [
             [
                 np.isin(np.arange(len(self.cuts)), np.array(kind)[chosen]).astype(np.int8)
@@ -132,12 +146,15 @@ class MarkSearch:
             np.array([insertion.index_of(k) for k in identities], dtype=np.int64),
             seconds_of_all,
         )
-        unplanned = plain.replay(np.zeros_like(plain.allowed)).pool_bytes
+        unplanned = plain.plan_memory(np.zeros_like(plain.allowed)).pool_bytes
         shape = (len(self.cuts),)
         self.archive = empty_archive(unplanned, effort.sizes, shape, np.int8)
 
     def minimise(self) -> Candidate:
-        """Find the plan of least memory; archive what is visited, and the beginnings of it."""
+        """Return the plan of least memory. Archive all plans that are visited, and its beginnings.
+
+        A beginning has the first cuts of the plan, so that it takes less time and more memory.
+        """
         least = [min(map(self._record, starts), key=by_memory) for starts in self.starts]
         states = sorted(least, key=by_memory)
         for phase in self.effort.phases:
@@ -150,22 +167,22 @@ class MarkSearch:
         return states[0]
 
     def plans(self) -> list[Candidate]:
-        """List the archived plans, with their cost while no saved identity is taken out."""
+        """List the archived plans, with their costs before unused identities are dropped."""
         return [replace(state, recipe=self.plan(state)) for state in self.archive.candidates()]
 
     def plan(self, state: Candidate) -> MarkPlan:
-        """Make the plan of the plain network that a state is."""
+        """Return the plan of the network without identities that a state encodes."""
         mask: Bools = compiled.read_state(self.space, state.recipe)[0]
         return MarkPlan(mask[self.insertion.new_index], self.insertion.find_used(mask))
 
     def _record(self, state: Int8s) -> Candidate:
-        """Evaluate and archive a state."""
+        """Compute the costs of a state, and archive it."""
         pool, seconds = compiled.evaluate_state(self.space, state)
         compiled.record(self.archive, pool, seconds, state)
         return Candidate(pool, seconds, state)
 
     def _anneal(self, starts: Sequence[Candidate], phase: Phase) -> list[Candidate]:
-        """Anneal states, a thread each; return what came of it, the smallest first."""
+        """Anneal states, in a thread each; return the results, the smallest first."""
         tries = int(self.tries * phase.part) // len(starts)
 
         def work(k: int, done: Int64s) -> tuple[Int8s, Archive]:

@@ -1,4 +1,4 @@
-"""The plan of least memory: of those that are searched for, the original's, and none."""
+"""Find the plan of marks of least memory: of the searched ones, the original's, and no plan."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from memonger.planners.marks.search import Effort, MarkSearch
 from memonger.support.parallel import Threads
 from memonger.support.types import Bools, Doubles
 
-NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
+NO_CUTS = "no cuts"  # the original's plan for a network without hints: everything is recomputed
 NO_PLAN = "no plan"
-WISHED = "what recompute= names"  # and nothing else
+FORCED = "forced recomputation"  # of what recompute= names, and of nothing else
 SEARCHED = "searched cuts"
 
 
@@ -32,18 +32,42 @@ def smallest(
     effort: Effort,
     progress: Callable[[float], None] | None = None,
 ) -> SearchResult:
-    """Find the smallest of no plan, the original's, and searched ones; list the others behind it.
+    """Find the smallest of no plan, the original's plan, and searched plans.
 
-    All plans obey the rules. In place of no plan there is what is forced, if anything is. The
-    others are the fastest of each size that the search has come to; the ``seconds`` of each node
-    tell which those are. Raises KeyboardInterrupt if that comes before anything better than no plan
-    was found.
+    The rules are applied to all plans. The forced plan takes the place of no plan if operators are
+    forced to be recomputed.
+
+    Parameters
+    ----------
+    hints : mapping
+        Node -> the user's ``mirror_stage``.
+    rules : Rules
+        The rules of the network without identities.
+    seconds : array of float64, (nodes,)
+        The times of its nodes.
+    ntrial : int
+        The number of thresholds in the original's grid.
+    effort : Effort
+        The length of the search.
+    progress : callable or None
+        Receives the share of the search that is done.
+
+    Returns
+    -------
+    SearchResult
+        The smallest plan first, then the other compared plans, then for each size the fastest plan
+        that the search has visited.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If the user interrupts the search before it has found anything smaller than no plan.
     """
     threads, interrupted = Threads(progress), False
     price = functools.partial(price_plan, rules, seconds)
     nothing = price(MarkPlan(np.zeros_like(rules.allowed)), NO_PLAN)
     if nothing.recomputes:
-        nothing = replace(nothing, origin=WISHED)
+        nothing = replace(nothing, origin=FORCED)
     compared, others = [nothing], []
     try:
         mask = _original(hints, rules, ntrial)
@@ -57,30 +81,39 @@ def smallest(
         interrupted = True
         if all(plan.pool_bytes >= nothing.pool_bytes for plan in compared):
             raise
-    compared.sort(key=lambda plan: plan.pool_bytes)  # of equals the first stays the first
+    compared.sort(key=lambda plan: plan.pool_bytes)  # stable: of equal plans the first stays first
     costs = {plan.origin: plan.pool_bytes for plan in compared}
     return SearchResult([*compared, *others], interrupted or threads.interrupted, costs)
 
 
 def _original(hints: Mapping[int, str], rules: Rules, ntrial: int) -> Bools:
-    """Find the original's best plan with the rules."""
+    """Return the recomputed nodes of the original's best plan, before the rules are applied."""
 
     def cost(mask: Bools) -> int:
-        return rules.replay(rules.apply(mask)).pool_bytes
+        return rules.plan_memory(rules.apply(mask)).pool_bytes
 
-    if not hints:  # then its plan is the same whatever the threshold
+    if not hints:  # its plan does not depend on the threshold
         return chen2016.mirror_plan(rules.graph, hints, 0).mask
     trials = chen2016.search(rules.graph, hints, cost, ntrial)
-    return min(trials, key=lambda trial: trial.cost).mask  # of equals the first
+    return min(trials, key=lambda trial: trial.cost).mask  # the first of equal ones
 
 
 def price_plan(plain: Rules, seconds: Doubles, plan: MarkPlan, origin: str) -> Candidate:
-    """Price a plan as it is carried out, by the rules and with the saved identities that it needs.
+    """Return a plan by the rules, with the identities that it uses, and its exact costs.
 
-    ``plain`` are the rules of the network without any, and ``seconds`` those of its nodes.
+    Parameters
+    ----------
+    plain : Rules
+        The rules of the network without identities.
+    seconds : array of float64, (nodes,)
+        The times of its nodes.
+    plan : MarkPlan
+        A plan of that network.
+    origin : str
+        The name of the search that found the plan.
     """
     plan, rules, mask = drop_unused_identities(plain, plan)
-    replayed, n = rules.replay(mask), len(mask)
+    replayed, n = rules.plan_memory(mask), len(mask)
     runs_again = np.isin(np.arange(n, 2 * n), replayed.order)[rules.insertion.new_index]
     added = float(seconds[runs_again].sum())
     return Candidate(replayed.pool_bytes, added, plan, origin)

@@ -1,6 +1,6 @@
 #include "planners/trees/price.h"
 
-enum { MOST_RUNS = 3 }; /* of each operator, for a unit of work: more are of no use */
+enum { MOST_RUNS = 3 }; /* a limit: runs of an operator for each forward pass of work */
 
 int64_t alive_of(Memory *memory, const Problem *b, Int32s operations)
 {
@@ -41,7 +41,7 @@ int64_t evaluate_tree(
     Memory then = *memory;
     double most = MOST_RUNS * (2 + most_work / b->one_pass) * (double)b->node.count;
     int64_t most_operations = most < (double)INT64_MAX ? (int64_t)most : INT64_MAX;
-    Int32s run; /* positions; before they are priced, nodes, as a Schedule has them */
+    Int32s run; /* the operations as positions; then as nodes, as in a Schedule */
     *work = unroll(memory, &b->steps, tree, most_work, most_operations, &run);
     int64_t alive = -1;
     if (*work <= most_work && run.count <= most_operations) {

@@ -1,16 +1,15 @@
 #include "planners/trees/tree_dp.h"
 
-/* A function is compiled a second time for CPUs with AVX2; the loader chooses one of both. */
+/* Compiles a function for AVX2 too; the loader chooses the version for the CPU. */
 #if defined(__x86_64__) && defined(__gnu_linux__)
 #define WIDE __attribute__((target_clones("avx2", "default")))
 #else
 #define WIDE
 #endif
 
-/* Takes a choice where it is better.
+/* Lowers ``best`` to the work of a choice, and records the choice, in all slots where it is less.
  *
- * gcc makes vector instructions of this, which it does not with -O2 or with branches. Nearly all of
- * the time is spent here.
+ * Nearly all of the time is spent here. gcc vectorizes the loop with -O3 and without branches only.
  */
 __attribute__((optimize("O3"))) WIDE static void lower(
     float *best, int32_t *choice, float run, const float *right, const float *left, int64_t count,
@@ -24,7 +23,7 @@ __attribute__((optimize("O3"))) WIDE static void lower(
     }
 }
 
-/* Returns the slot of a size, or how many slots there are if that is less. */
+/* Returns the slot of a size, at most ``slots``. */
 static int64_t slot_of_size(double size, int64_t slots)
 {
     return size < (double)slots ? (int64_t)size : slots;
@@ -41,8 +40,8 @@ void least_work(
     choice->at = ZEROS(memory, uint16_t, choice->count);
     Memory then = *memory;
     float *all = NEW(memory, float, m * m * far), *nothing = ZEROS(memory, float, far);
-    int32_t *chosen = NEW(memory, int32_t, far); /* as wide as the work, for the vectors */
-    for (int64_t t = 1; t < m; t++) { /* in this order what is read is still in the cache */
+    int32_t *chosen = NEW(memory, int32_t, far); /* as wide as the work, for vector instructions */
+    for (int64_t t = 1; t < m; t++) { /* in this order the cache still has what a step reads */
         for (int64_t s = t - 1; s >= 0; s--) {
             int64_t st = s * m + t, base = slot_of_size(leaf.at[st], far);
             float *best = all + st * far;

@@ -2,13 +2,13 @@
 
 #include <stdlib.h>
 
-enum { FREE, HELD, PINNED }; /* PINNED: held to the end, for it never runs again */
+enum { FREE, HELD, PINNED }; /* PINNED: held to the end, because it never runs again */
 
 typedef struct {
     int32_t cut, flag;
 } Node;
 
-/* Finds where the subtree of each node ends. */
+/* Returns where the subtree of each node ends. */
 static int32_t *find_ends(Memory *memory, const Node *tree, int64_t nodes)
 {
     int32_t *end = NEW(memory, int32_t, nodes);
@@ -19,12 +19,12 @@ static int32_t *find_ends(Memory *memory, const Node *tree, int64_t nodes)
 
 /* ---------------------------------------------------------------- the schedule of a tree */
 
-/* A segment that is still to be processed, with the node that stands for it. */
+/* A segment that is still to be processed, with its node. */
 typedef struct {
     int32_t node, lo, hi;
 } Part;
 
-/* A schedule that is being made.
+/* A schedule during its construction.
  *
  * Marks are timestamps: an operator was requested in this query if its mark is at least ``mark``. A
  * reader requests with ``mark`` plus its own position. Each query adds more than the number of
@@ -33,9 +33,9 @@ typedef struct {
     const Steps *s;
     int64_t mark;
     int8_t *held;
-    int64_t *needed; /* marks: by the gradients of what is right of a cut */
-    int64_t *wanted; /* marks: by the query */
-    int64_t *alive;  /* marks: at a cut, to be held */
+    int64_t *needed; /* marks: requested by the gradients right of a cut */
+    int64_t *wanted; /* marks: requested by the query */
+    int64_t *alive;  /* marks: to be saved at a cut */
     int32_t *operations;
     int64_t count, room;
     double work;
@@ -56,7 +56,7 @@ static int64_t request_heads(Making *m, int64_t lo, int64_t hi, int64_t *wanted)
     return first;
 }
 
-/* Requests the items of operator i: what it reads, or what its gradient reads. */
+/* Requests the operators that operator i reads, or that its gradient reads. */
 static inline void request_items(
     Int32s start, Int32s items, int64_t i, int64_t *wanted, int64_t mark)
 {
@@ -64,7 +64,8 @@ static inline void request_items(
         wanted[items.at[k]] = max(wanted[items.at[k]], mark + i);
 }
 
-/* Requests what the gradients and outputs of a segment need, directly or to be computed. */
+/* Requests the operators that the gradients and outputs of a segment read, and those that they need
+ * to be computed. */
 static void request(Making *m, int64_t lo, int64_t hi, int64_t *wanted)
 {
     const Steps *s = m->s;
@@ -78,7 +79,7 @@ static void request(Making *m, int64_t lo, int64_t hi, int64_t *wanted)
     }
 }
 
-/* Runs what is requested and not held. */
+/* Runs the operators that are requested and not held. */
 static void run(Making *m, int64_t lo, int64_t hi, const int64_t *wanted, int64_t mark)
 {
     const Steps *s = m->s;
@@ -92,7 +93,7 @@ static void run(Making *m, int64_t lo, int64_t hi, const int64_t *wanted, int64_
     m->work += work;
 }
 
-/* Marks what is saved of a left part with the flag ALL or COSTLY. */
+/* Marks the operators of a left part that the flag ALL or COSTLY saves. */
 static void save(Making *m, int64_t lo, int64_t cut, int32_t flag)
 {
     const Steps *s = m->s;
@@ -108,11 +109,11 @@ static void save(Making *m, int64_t lo, int64_t cut, int32_t flag)
                     m->alive[j] = mark + n;
             }
     }
-    m->mark += n + 1; /* what follows is another query */
+    m->mark += n + 1; /* the next query */
 }
 
-/* Runs forward to a cut and frees what is not to be saved. ``right`` is the mark of what the
- * gradients right of the cut need. */
+/* Runs forward to a cut, and frees the results that it does not save. ``right`` is the mark of the
+ * operators that the gradients right of the cut need. */
 static void run_to_cut(Making *m, int64_t lo, int64_t cut, int32_t flag, int64_t right)
 {
     const Steps *s = m->s;
@@ -149,7 +150,7 @@ static int by_position(const void *a, const void *b)
     return *(const int32_t *)a - *(const int32_t *)b;
 }
 
-/* Runs what the gradient of an operator reads and is not held, and what that is computed from. */
+/* Runs the operators that the gradient of operator i needs and that are not held. */
 static void run_for(Making *m, int64_t lo, int64_t i)
 {
     const Steps *s = m->s;
@@ -175,7 +176,7 @@ static void run_for(Making *m, int64_t lo, int64_t i)
     }
 }
 
-/* Makes room for so many more operations. */
+/* Makes room for ``more`` operations. */
 static void make_room(Memory *memory, Making *m, int64_t more)
 {
     if (m->count + more <= m->room)
@@ -186,8 +187,8 @@ static void make_room(Memory *memory, Making *m, int64_t more)
     m->operations = longer;
 }
 
-/* Runs an operator again that is forced to be where an operation reads it as it ran in the forward
- * pass: a gradient, or an operator that runs again. So nothing holds its result between. */
+/* Inserts recomputation of forced operators: before each operation, a gradient or a recomputed
+ * operator, that would read their result of the forward pass. So nothing keeps it alive. */
 static void run_forced(Memory *memory, Making *m)
 {
     const Steps *s = m->s;
@@ -235,7 +236,7 @@ double unroll(
     Memory *memory, const Steps *s, Int32s tree_array, double most_work, int64_t most_operations,
     Int32s *operations)
 {
-    Memory own = {.outer = memory}; /* the operations cannot be counted before */
+    Memory own = {.outer = memory}; /* of its own, because the number of operations is not known */
     memory->inner = &own;
     const Node *tree = (const Node *)tree_array.at;
     int64_t nodes = tree_array.count / 2, n = s->last.count;
@@ -255,8 +256,8 @@ double unroll(
     for (int64_t depth = 1; depth && m.work <= most_work && m.count <= most_operations;) {
         Part part = pending[--depth];
         int32_t q = part.node, lo = part.lo, hi = part.hi;
-        /* From here to the right: what the gradients before hi need is marked once for all cuts,
-         * for nothing right of a cut runs before that is processed. */
+        /* Marks once for all cuts to the right what the gradients before hi need, because nothing
+         * right of a cut runs before the cut is processed. */
         int64_t right = -1;
         bool is_leaf = false;
         while (m.work <= most_work && m.count <= most_operations) {
@@ -374,7 +375,7 @@ Int32s change(Memory *memory, Random *random, Int32s tree, int64_t count)
     }
     if (kind < 0.72) {
         node.flag = (int32_t)below(random, NOTHING + 1);
-        Node all[] = {node, leaf}; /* nothing of the left part is left to be divided */
+        Node all[] = {node, leaf}; /* all of the left part is saved: no cuts in it */
         bool is_all = node.flag == ALL;
         return splice(memory, tree, q, is_all ? at.right : q + 1, all, is_all ? 2 : 1);
     }

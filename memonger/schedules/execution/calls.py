@@ -82,12 +82,12 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
 
     If ``poisoned``, tensors are overwritten once they are dead, which makes later reads visible.
     """
-    nodes, graph = step.nodes.all, step.training.graph
+    nodes, graph = step.builder.all, step.training.graph
     recorded = {**step.recorded, **step.dropouts} if on_gpu else step.recorded
     read = {*zip(step.rows.read_row.tolist(), step.rows.read_output.tolist()), *step.heads}
     read.update(entry for entry in step.gradients if entry is not None)
     gradients = {x: _gradients(step, x, rows, read) for x, rows in recorded.items()}
-    runs = {step.nodes.latest[x]: x for x in recorded}
+    runs = {step.builder.latest[x]: x for x in recorded}
     ends = {max(rows): x for x, rows in recorded.items()}
     inner = {row for rows in recorded.values() for row in rows}
     again = {node.source for node in nodes if node.time > 0}
@@ -169,7 +169,7 @@ def _sums(step: TrainingStep) -> list[dict[int, list[Call]]]:
     for a, entry in zip(step.training.wanted, step.gradients):
         if entry is not None and a in added and entry not in step.adding:
             row, name = entry[0], step.training.graph.nodes[a].name
-            terms = step.nodes.all[row].reads
+            terms = step.builder.all[row].reads
             blocked = any(step.ops[source] in PRODUCES_BLOCKED for source, _ in terms)
             one_by_one = step.ops[row] == "add_n" and len(terms) > 4 and not blocked
             (before if one_by_one else after)[row] += [
@@ -203,8 +203,8 @@ def _differentiate(
     states before the backward pass and back after it. So the states are updated once, whether the
     forward pass (cuDNN) or the backward pass does it.
     """
-    graph, nodes, latest = step.training.graph, step.nodes.all, step.nodes.latest[x]
-    runs = nodes[step.nodes.first[x]], nodes[latest]
+    graph, nodes, latest = step.training.graph, step.builder.all, step.builder.latest[x]
+    runs = nodes[step.builder.first[x]], nodes[latest]
     inputs = zip(graph.nodes[x].inputs, *(run.reads for run in runs))
     states = [(state, own) for (a, _), state, own in inputs if a in graph.auxiliary]
     heads: dict[int, Place] = {}

@@ -255,7 +255,7 @@ class ScheduledExecutor(mx.executor.Executor):
         """Return a text: the operators of the training step in order, and their memory."""
         step = self._step
         lines = [f"Op:{op}, Name={name}" for op, name in zip(step.ops, step.names) if op != "null"]
-        total = step.replay().pool_bytes // MB
+        total = step.plan_memory().pool_bytes // MB
         spaces = "Total 1 TempSpace resource requested"  # Module reads the line before this one
         return "\n".join([*lines, f"Total {total} MB allocated", spaces, ""])
 
