@@ -1,4 +1,4 @@
-"""The wings of the package: who may import whom, and who may touch MXNet."""
+"""The subpackages of memonger: which may import which, and which may use MXNet."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "memonger"
 
-#: From the ground up: a room imports from its own wing and from those before it.
-WINGS = (
+#: From the ground up: a module imports from its own package and from those before it.
+PACKAGES = (
     "support graph.operators graph costs costs.time schedules planners planners.marks "
     "planners.trees schedules.execution solve api gluon scripts public cli __main__"
 ).split()
-STRANGERS = {"planners.marks", "planners.trees", "schedules.execution"}  # to one another
+UNRELATED = {"planners.marks", "planners.trees", "schedules.execution"}  # to one another
 
 MXNET = (
     "support.mxnet support.variables support.versions support.symbols graph.operators.tensors "
     "graph.operators.gradients graph.inputs graph.read graph.marks costs.bind costs.time.measured"
 ).split()
-MXNET_WINGS = ("schedules.execution", "solve", "api", "gluon", "scripts", "cli")
+MXNET_PACKAGES = ("schedules.execution", "solve", "api", "gluon", "scripts", "cli")
 
 #: Every file of the package but its `__init__`: its dotted name below it, and its source.
-ROOMS = {
+MODULES = {
     path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", "."): ast.parse(
         path.read_text(encoding="utf-8")
     )
@@ -48,11 +48,11 @@ def imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, str]]:
 
 
 def imported(source: ast.Module) -> Iterator[str]:
-    """Return the rooms that a file imports, also within functions."""
+    """Return the modules that a file imports, also within functions."""
     for module, name, _ in imports(ast.walk(source)):
         if module[:1] == ".":
-            room = f"{module}.{name}"[1:]
-            yield room if room in ROOMS else module[1:]
+            full = f"{module}.{name}"[1:]
+            yield full if full in MODULES else module[1:]
 
 
 def without_types(source: ast.Module) -> ast.Module:
@@ -63,45 +63,47 @@ def without_types(source: ast.Module) -> ast.Module:
     return ast.Module(body=body, type_ignores=[])
 
 
-def wing_of(room: str) -> str:
-    return room.rpartition(".")[0] or room
+def package_of(module: str) -> str:
+    return module.rpartition(".")[0] or module
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_imports_go_down(room: str) -> None:
-    wing = wing_of(room)
-    if room.endswith("__init__"):  # the public names of a wing, if it has any
-        assert {wing_of(below) for below in imported(ROOMS[room])} <= {wing}
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down(module: str) -> None:
+    package = package_of(module)
+    if module.endswith("__init__"):  # the public names of a package, if it has any
+        assert {package_of(below) for below in imported(MODULES[module])} <= {package}
     else:
-        for below in map(wing_of, imported(ROOMS[room])):
-            assert WINGS.index(below) <= WINGS.index(wing)
-            assert below == wing or not {below, wing} <= STRANGERS
+        for below in map(package_of, imported(MODULES[module])):
+            assert PACKAGES.index(below) <= PACKAGES.index(package)
+            assert below == package or not {below, package} <= UNRELATED
 
 
 def test_no_circle_between_files() -> None:
-    below = {room: set(imported(without_types(source))) for room, source in ROOMS.items()}
+    below = {module: set(imported(without_types(source))) for module, source in MODULES.items()}
     while below:
-        free = [room for room, others in below.items() if not others & set(below)]
+        free = [module for module, others in below.items() if not others & set(below)]
         assert free, sorted(below)
-        for room in free:
-            del below[room]
+        for module in free:
+            del below[module]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_mxnet_is_touched_where_it_may_be(room: str) -> None:
+@pytest.mark.parametrize("module", MODULES)
+def test_mxnet_is_touched_where_it_may_be(module: str) -> None:
     touched = any(
         name == "mx" or module.split(".")[0] == "mxnet"
-        for module, name, _ in imports(ast.walk(without_types(ROOMS[room])))
+        for module, name, _ in imports(ast.walk(without_types(MODULES[module])))
     )
-    assert not touched or room in MXNET or wing_of(room) in MXNET_WINGS
+    assert not touched or module in MXNET or package_of(module) in MXNET_PACKAGES
 
 
 @pytest.mark.parametrize("source", [*PACKAGE.rglob("*.[ch]")], ids=lambda path: path.name)
 def test_includes_go_down(source: Path) -> None:
     """Compiled code stands beside the Python file of its name, and its header goes before it."""
-    room = source.relative_to(PACKAGE).with_suffix("")
+    module = source.relative_to(PACKAGE).with_suffix("")
     included = re.findall(r'#include "(.*)\.h"', source.read_text(encoding="utf-8"))
-    assert room.as_posix().replace("/", ".") in ROOMS
-    assert source.suffix == ".h" or included[0] == room.as_posix()
-    for below in (wing_of(name.replace("/", ".")) for name in included):
-        assert WINGS.index(below) <= WINGS.index(wing_of(room.as_posix().replace("/", ".")))
+    assert module.as_posix().replace("/", ".") in MODULES
+    assert source.suffix == ".h" or included[0] == module.as_posix()
+    for below in (package_of(name.replace("/", ".")) for name in included):
+        assert PACKAGES.index(below) <= PACKAGES.index(
+            package_of(module.as_posix().replace("/", "."))
+        )
