@@ -299,7 +299,7 @@ class Positive(mx.init.Initializer):
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet", "transformer", "cells", "fused cells", "unet, kept copies"]
+    "name", ["resnet", "transformer", "cells", "fused cells", "unet, identities"]
 )
 def test_blocks_change_no_bit(name: str) -> None:
     """Each network is a block, whose inputs are its data and labels."""
