@@ -24,7 +24,11 @@ from planned import ROOT, run_python
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-SLOW = {"docs/tutorial.md": pytest.mark.slow}  # it shows what a full search finds
+MARKS = {
+    "docs/tutorial.md": pytest.mark.slow,  # it shows what a full search finds
+    "docs/report.md": pytest.mark.late,
+    "docs/command-line.md": pytest.mark.late,
+}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n((?:\n+ {4}[^\n]*)*)", re.M | re.S)
 BATCH, IMAGE, CLASSES = 32, 224, 10  # the pages say (32, 3, 224, 224)
 
@@ -49,7 +53,7 @@ def train_iter() -> Any:
     return mx.io.NDArrayIter(images.astype(np.float32), np.arange(BATCH) % CLASSES, BATCH)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in NAMES])
 def test_code_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

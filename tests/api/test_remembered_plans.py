@@ -64,6 +64,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.late
 def test_the_order_of_calls_does_not_matter() -> None:
     """A search that starts from known plans is not the same that starts from none."""
     symbol = unrolled(6)

@@ -135,7 +135,9 @@ def predicted(conv: Any) -> int:
     return int(layouts[t.output_start[training.ops.index("Convolution")]])
 
 
-@pytest.mark.parametrize("isa, blocks", [("AVX2", "aBcd8b"), ("ALL", "aBcd(8|16)b")])
+@pytest.mark.parametrize(
+    "isa, blocks", [("AVX2", "aBcd8b"), pytest.param("ALL", "aBcd(8|16)b", marks=pytest.mark.late)]
+)
 def test_convolutions_lay_out_as_predicted(isa: str, blocks: str) -> None:
     """What is said to be plain is plain, and what is said to be in the usual blocks is in them."""
     tried = convolutions(150)

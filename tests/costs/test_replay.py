@@ -88,7 +88,14 @@ def jobs_of(
     return jobs, plans
 
 
-@pytest.mark.parametrize("nets", [TINY, OPAQUE, pytest.param(LARGE, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "nets",
+    [
+        pytest.param(TINY, marks=pytest.mark.late),
+        OPAQUE,
+        pytest.param(LARGE, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_every_entry_is_as_logged(nets: Builders) -> None:
     pairs = [jobs_of(network, few(network)) for network in (build() for build in nets.values())]
     seen = logged([job for jobs, _ in pairs for job in jobs])
@@ -143,7 +150,10 @@ def test_every_output_has_the_replayed_block(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])
-@pytest.mark.parametrize("name", ["two_heads", "many uses", "shared weights", "lstm"])
+@pytest.mark.parametrize(
+    "name",
+    ["two_heads", "many uses", "shared weights", pytest.param("lstm", marks=pytest.mark.late)],
+)
 def test_gradients_that_are_added_or_left_out(name: str, request_: str) -> None:
     """As Module binds (no gradient of data and labels), with a parameter frozen, of data alone."""
     symbol, shapes = LARGE[name]()

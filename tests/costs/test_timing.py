@@ -140,6 +140,7 @@ def plan_elsewhere(profile: str) -> tuple[list[Any], set[str], float]:
     return found, ran, planned.process_mb("VmHWM") - before
 
 
+@pytest.mark.late
 def test_planning_runs_no_operator_and_finds_the_same_everywhere(tmp_path: Path) -> None:
     """With any number of threads, whatever was called before; nothing is put on the disk."""
     (tmp_path / "cache").mkdir()

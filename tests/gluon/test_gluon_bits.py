@@ -162,11 +162,15 @@ def unlike_in(name: str) -> list[Any]:
     return [unlike_plain(scenario, hows) for scenario in PROCESSES[name].scenarios]
 
 
-QUICK = ("an engine that waits", "mx.np")
+QUICK = ("an engine that waits", "mx.np")  # with short searches
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in PROCESSES]
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.late if n in QUICK else pytest.mark.slow)
+        for n in PROCESSES
+    ],
 )
 def test_a_plan_changes_no_bit_in_a_process_with(name: str) -> None:
     unlike, _ = elsewhere(unlike_in, name, **PROCESSES[name].environment)

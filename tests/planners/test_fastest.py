@@ -218,7 +218,9 @@ def test_the_smallest_schedule_is_one_of_those_within_a_budget() -> None:
 SHARES = [0.3, 0.5, 0.7, 0.85, 0.95]
 
 
-@pytest.mark.parametrize("how", ["marks", "schedule", "auto"])
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(how, marks=pytest.mark.late) for how in ("marks", "auto")), "schedule"]
+)
 @settings(max_examples=8)
 @given(generated(), st.randoms(use_true_random=False))
 def test_more_memory_is_never_slower(how: str, drawn: Any, random: Any) -> None:

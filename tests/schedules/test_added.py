@@ -230,6 +230,7 @@ def test_what_mxnet_adds_to_and_reads_is_right() -> None:
         assert np.array_equal(gradient(planned, before), expected)
 
 
+@pytest.mark.late
 def test_without_mkldnn_gradients_are_added_as_mxnet_adds_them() -> None:
     """Products of matrices then add to the array within their sums."""
     calls = [

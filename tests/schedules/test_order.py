@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterator
 
 import memonger
 import mxnet as mx
+import pytest
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import adapt, check
 
@@ -153,6 +154,7 @@ def with_an_engine_that_waits() -> tuple[dict[str, list[dict[str, str]]], int, b
     return ({name: train_for_all_requests(name) for name in NETWORKS}, *trained_by_a_plan())
 
 
+@pytest.mark.late
 def test_states_move_in_mxnets_order() -> None:
     """By drawn schedules for all requests of gradients, and by a plan."""
     differ, saved, same = elsewhere(with_an_engine_that_waits, MXNET_ENGINE_TYPE="NaiveEngine")[0]

@@ -443,6 +443,7 @@ def test_kept_plans_have_bounds(folder: Path) -> None:
     assert "2.json" in left and not {"0.json", "1.json"} & left and len(left) == 2
 
 
+@pytest.mark.late
 def test_a_plan_is_checked_before_it_is_used(folder: Path, capfd: Any) -> None:
     def start() -> str:
         with memonger.enable(check=True, how="marks") as session, mx.name.NameManager():

@@ -105,6 +105,7 @@ def shown(seconds: float, terminal: bool) -> str:
     return text.decode()
 
 
+@pytest.mark.late
 def test_a_bar_on_a_terminal_for_what_takes_long() -> None:
     text = shown(2.4, True)
     assert "searching" in text and "75%" in text
