@@ -200,7 +200,7 @@ def test_a_check_that_fails_does_not_stop_the_others(
     assert table(tmp_path)[0][0] == "SKIP"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_checks_pass_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     options = "--device cpu:0 --small --minutes 20 --out"
