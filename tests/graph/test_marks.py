@@ -174,6 +174,27 @@ def test_a_node_that_no_plan_has_put_in() -> None:
         memonger.unplan(mx.sym.load_json(json.dumps(graph)))
 
 
+def test_operators_that_mxnet_merges_share_one_mark() -> None:
+    """Also where a rule keeps one of them: with other marks MXNet would not merge them."""
+    x = S.Variable("data")
+    for k in range(4):
+        gamma, beta = S.Variable(f"gamma{k}"), S.Variable(f"beta{k}")
+        x = S.FullyConnected(x, num_hidden=8, name=f"fc{k}")
+        twins = [S.LayerNorm(x, gamma, beta, name=f"{name}{k}") for name in ("one", "other")]
+        x = S.tanh(twins[0]) + S.sigmoid(twins[1])
+    rules = rules_of(S.MakeLoss(x), {"data": (4, 8)})
+    same, random = np.array(rules.trainings[0].same), np.random.RandomState(0)
+    assert (same != np.arange(len(same))).sum() == 4
+    kept = 0
+    for _ in range(100):
+        mask = (random.uniform(size=len(same)) < 0.7) & rules.allowed
+        mask &= mask[same]
+        applied = rules.apply(mask)
+        assert (applied == applied[same]).all()
+        kept += int((mask & ~applied).sum())
+    assert kept > 0
+
+
 # -- saved identities ---------------------------------------------------------------------------
 
 
