@@ -193,7 +193,6 @@ def test_operators_that_mxnet_merges_share_one_mark() -> None:
         applied = mask.copy()
         compiled.apply_rules(rules.arrays[0], applied)  # once, as in a search
         assert (applied == applied[same]).all()
-        assert (applied == rules.apply(mask)).all()
         kept += int((mask & ~applied).sum())
     assert kept > 0
 
