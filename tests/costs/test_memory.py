@@ -176,3 +176,13 @@ def test_no_plan_goes_below(drawn: Any, seed: int, share: float, level: str) -> 
     step = build_step(make_parts(work), LEVELS[level](work, seed))
     memory = predict_step(step)
     assert find_lower_bound(work.training).nbytes <= memory.peak_bytes
+
+
+def test_blocks_are_of_whole_float32() -> None:
+    """MXNet allocates a block as an array of float32 (``InitDataEntryMemory``)."""
+    graph = forward(
+        S.MakeLoss(S.tanh(S.Variable("data") * 2)), {"data": (1, 3)}, {"data": "float16"}
+    )
+    training = training_graph(graph)
+    replayed = replay(training, np.zeros(training.arrays.forward, dtype=np.bool_))
+    assert set(replayed.block_bytes().tolist()) == {8}

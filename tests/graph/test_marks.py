@@ -217,6 +217,16 @@ def test_only_what_nobody_else_reads_is_tied() -> None:
     assert not any(copy.tied_dtype for copy in list_identities(cpu))
 
 
+def test_an_output_of_the_network_has_no_identity() -> None:
+    """Its gradient and that of its readers are added up: an identity would change the order."""
+    x = S.FullyConnected(S.Variable("data"), num_hidden=8, name="a")
+    x = S.FullyConnected(x, num_hidden=8, name="b")
+    loss = S.MakeLoss(S.FullyConnected(x, num_hidden=8, name="c"))
+    for symbol, expected in ((loss, {"a", "b", "c"}), (S.Group([loss, x]), {"a", "c"})):
+        rules = rules_of(symbol, {"data": (4, 8)})
+        assert {rules.graph.nodes[k.node].name for k in list_identities(rules)} == expected
+
+
 def test_a_tie_keeps_the_rules_content() -> None:
     """Without it the product would be kept, and with it what it was computed from."""
     rules = rules_of(gate(), {"data": (4, 8)})
