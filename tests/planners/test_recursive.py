@@ -294,3 +294,17 @@ def test_the_schedule_does_not_depend_on_the_cores(
     search = ScheduleSearch(work_of(*NETWORKS["chain"]()), EFFORT.times(0.02))
     names, operations = names_of(search), search.least_memory(3.0).recipe.operations.tolist()
     assert [names[e] if e >= 0 else "-" + names[~e] for e in operations] == ORDER.split()
+
+
+def test_what_must_not_run_again_runs_once() -> None:
+    """A second draw would differ, however deep the schedule is."""
+    x = mx.sym.Variable("data")
+    for k in range(8):
+        x = mx.sym.tanh(mx.sym.FullyConnected(x, num_hidden=16, name=f"fc{k}"), name=f"tanh{k}")
+        x = mx.sym.LeakyReLU(x, act_type="rrelu", name=f"draw{k}")[0]
+    x = mx.sym.MakeLoss(mx.sym.sum(x), name="loss")
+    search = ScheduleSearch(work_of(x, {"data": (64, 16)}), EFFORT.times(0.02))
+    schedule, names = search.least_memory().recipe, names_of(search)
+    runs = [names[i] for i in schedule.forwards.tolist()]
+    assert len(runs) > len(set(runs)) and sum(name[:4] == "draw" for name in runs) == 8
+    same_as_written_out(search, schedule)
