@@ -5,6 +5,7 @@ Each operator is bound in small graphs, its gradient with it; arrays of 1 MB are
 
 from __future__ import annotations
 
+import importlib
 import contextlib
 import itertools
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Tuple
@@ -367,3 +368,20 @@ def test_what_reads_what_it_has_overwritten() -> None:
                 if not all(map(np.array_equal, apart, in_place, itertools.repeat(True))):
                     differ.add((op, reads_overwritten(op, signature.attrs)))
     assert differ == {("_backward_LeakyReLU", True)} and len(tried) > 150
+
+
+TABLES = {
+    "inplace": ("IGNORED",),
+    "layouts": ("PRODUCES_BLOCKED",),
+    "recompute": ("CONTROL_FLOW", "UNTOUCHED", "UNREAD_ANYWHERE", "UNREAD_UNFUSED"),
+    "recorded": ("PRODUCTS", "ACCUMULATING", "BY_MKLDNN", "NOT_INTO_ARRAYS", "ASYNCHRONOUS"),
+}
+
+
+@pytest.mark.parametrize("module", TABLES)
+def test_every_name_in_a_table_of_facts_is_an_operator(module: str) -> None:
+    """A misspelt one would have no effect."""
+    registered = set(mx.operator.get_all_registered_operators())
+    facts = importlib.import_module(f"memonger.graph.operators.{module}")
+    for table in TABLES[module]:
+        assert set(getattr(facts, table)) <= registered, table
