@@ -318,6 +318,17 @@ def relative_difference(one: Arrays, other: Arrays) -> float:
     return float(np.sqrt(distance / length)) if length else float("nan")
 
 
+def difference_in_first_step(one: Arrays, other: Arrays) -> float:
+    """Tell the distance of two trainings after the first step.
+
+    Later steps tell nothing: BatchNorm and ReLU make more of each difference. On a CPU, inputs that
+    were changed by a share of 1e-7 gave gradients that differed by 2e-6 in the first step of the
+    network of `build`, and by 5e-2 in the third.
+    """
+    first = [{n: a for n, a in of.items() if n.startswith("0/")} for of in (one, other)]
+    return relative_difference(*first)
+
+
 # -- the checks ---------------------------------------------------------------------------------
 
 
@@ -338,11 +349,11 @@ def build(bench: Bench) -> None:
     arrays = {}
     for ctx in (bench.ctx, mx.cpu()):
         start = time.perf_counter()
-        net, shapes = networks.resnet_v2((1, 1, 1, 1), 2, 32, 10, 8)
+        net, shapes = networks.resnet_v2((1, 1, 1, 1), 16, 64, 10, 8)
         arrays[ctx] = train(net, shapes, ctx)
         row(None, f"three steps on {ctx}", f"{time.perf_counter() - start:.1f} s")
     first, expected = arrays[bench.ctx], arrays[mx.cpu()]
-    by, reason = relative_difference(expected, first), nothing_shown(first)
+    by, reason = difference_in_first_step(expected, first), nothing_shown(first)
     row(not reason and by < 0.02, "computes as the CPU does", reason or f"differs by {by:.1e}")
 
 
@@ -407,9 +418,9 @@ def bits(bench: Bench, name: str) -> None:
             same = same_kernels(net, plan)
             if same.tojson() not in beside:
                 off = beside[same.tojson()] = _train_twice(same, shapes, bench.ctx)
-                by = relative_difference(first[0], off[0])
+                by = difference_in_first_step(first[0], off[0])
                 what = f"{where}: no plan, cuDNN off as in {strategy}"
-                row(None, what, f"relative difference {by:.1e} from cuDNN's")
+                row(None, what, f"differs by {by:.1e} from cuDNN's in the first step")
             found = train(plan.symbol, shapes, bench.ctx)
             one, two = beside[same.tojson()]
             row(*_judge(f"{where}: {strategy}", one, two, found, fused=fusion == "1"))
@@ -523,6 +534,10 @@ def timed(bench: Bench, name: str, batch: int = 0) -> None:
         except memonger.BudgetError as error:
             row(None, f"{name}: {strategy}", f"no plan: {error}"[:200])
             continue
+        same = same_kernels(net, plan)
+        if same.tojson() != net.tojson():
+            off = f"{PLAIN}, cuDNN off as in {strategy}"
+            trainings[off], predicted[off] = Training(same, shapes, bench.ctx), 0.0
         trainings[strategy] = Training(plan.symbol, shapes, bench.ctx)
         predicted[strategy] = plan.time_overhead
     whole, pushed = in_turns(trainings, rounds=2 if bench.small else 10)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 from dataclasses import replace
 from typing import Callable, Hashable, Iterable, Sequence, Union
@@ -22,6 +23,7 @@ from memonger.costs.time.times import find_times
 from memonger.graph import marks
 from memonger.graph.forward import RECORD
 from memonger.graph.operators.recompute import ANY, CPU, GPU
+from memonger.graph.operators.tensors import MOST_ON_GPU, check_elements
 from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graphs
 from memonger.planners.candidates import (
@@ -80,6 +82,9 @@ class _BaseStrategy:
         self.request, self.options = request, replace(options, gpu=gpu)
         self.graph = graph = forward_graph(request.symbol, request.spec)
         refuse(graph)
+        if request.device_type == GPU:
+            for tensor in itertools.chain.from_iterable(graph.tensors):
+                check_elements(tensor.shape, most=MOST_ON_GPU)
         if any(RECORD in node.hidden for node in graph.nodes):
             log.info("the network has force_mirroring marks, which the plan replaces")
         self.hints = marks.read_hints(graph)  # the user's ``mirror_stage``

@@ -39,11 +39,20 @@ class Tensor(NamedTuple):
 Tensors = Tuple[Tensor, ...]
 
 
-def check_elements(shape: Shape) -> Shape:
+#: The most elements of a tensor that MXNet counts in an int32, and those that its kernels of a GPU
+#: do. Of at most 65535 blocks of 256 threads, each thread adds their number to the index of its
+#: element until it is past the last one (``mxnet_generic_kernel`` in ``src/operator/mxnet_op.h``).
+#: Nearer to 2**31 the sum overflows: an H200 then said "an illegal memory access".
+MOST = 2**31 - 1
+MOST_ON_GPU = MOST - 65535 * 256
+
+
+def check_elements(shape: Shape, most: int = MOST) -> Shape:
     """Return a shape; raise TooLargeError if it has more elements than MXNet can count."""
-    if math.prod(shape) >= 2**31 and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
+    if math.prod(shape) > most and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
+        count, on_gpu = ("2**31 - 1", "") if most == MOST else (most, " on a GPU")
         raise TooLargeError(
-            f"a tensor of shape {shape} has more than 2**31 - 1 elements, which this MXNet cannot "
-            "count; make the batch smaller"
+            f"a tensor of shape {shape} has more than {count} elements, which this MXNet cannot "
+            f"count{on_gpu}; make the batch smaller"
         )
     return shape
