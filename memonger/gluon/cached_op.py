@@ -19,7 +19,7 @@ from memonger.graph.inputs import check_device
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.schedules.execution.arena import address
 from memonger.solve.options import Budget
-from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, mxnet_message
+from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, why_unplanned
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.symbols import read
 from memonger.support.types import Context, Keywords, NDArray, Parameter, Symbol
@@ -180,9 +180,9 @@ class PlannedOp:
                     outputs = pool.run(decision.graph, named, marks)
         except (BudgetError, UnmatchedError):
             raise
-        except (MemongerError, mx.MXNetError) as error:
+        except Exception as error:
             outputs = self._usual(*arrays)  # raises Gluon's error if the call is wrong
-            reason = mxnet_message(error) if isinstance(error, mx.MXNetError) else str(error)
+            reason = why_unplanned(error)
             self._block.refuse(reason)
             self._block.decision = Decision(kind, refusal=reason)
             self._decisions.insert(0, self._block.decision)

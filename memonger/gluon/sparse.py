@@ -15,7 +15,7 @@ from memonger.gluon.outputs import merged
 from memonger.gluon.runner import reached
 from memonger.graph.operators.gradients import makes_rows
 from memonger.graph.operators.recompute import draws
-from memonger.support.errors import MemongerError, mxnet_message
+from memonger.support.errors import MemongerError, why_unplanned
 from memonger.support.mxnet import mx
 from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Block, NDArray, Parameter, Symbol
@@ -35,14 +35,14 @@ def planned_op(block: PlannedBlock, net: Block, inputs: Sequence[NDArray]) -> Pl
         if not is_input:
             parameters[name] = source
         arrays[name] = inputs[source] if is_input else source.list_data()[0]
+    refusal = ""
     try:
         parts = split(symbol, parameters, arrays)
-    except (MemongerError, mx.MXNetError) as error:
-        reason = mxnet_message(error) if isinstance(error, mx.MXNetError) else str(error)
-        return PlannedOp(block, usual, symbol, parameters, reason)
-    if parts is None:
-        return PlannedOp(block, usual, symbol, parameters)
-    return SplitOp(block, usual, symbol, parameters, parts, net._flags)
+        if parts is not None:
+            return SplitOp(block, usual, symbol, parameters, parts, net._flags)
+    except Exception as error:
+        refusal = why_unplanned(error)
+    return PlannedOp(block, usual, symbol, parameters, refusal)
 
 
 class SplitBlock(NamedTuple):

@@ -14,11 +14,10 @@ from memonger.graph.operators.tensors import DENSE_NUMBERS, STORAGE
 from memonger.schedules.execution.plain import PlainNetwork
 from memonger.schedules.execution.symbol import ScheduledSymbol, by_name, requests_of
 from memonger.scripts.executor import marked
-from memonger.support.errors import BudgetError, MemongerError, mxnet_message
+from memonger.support.errors import BudgetError, why_unplanned
 from memonger.support.mxnet import is_internal_bind, mx
 from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Context, Executor, Keywords, Symbol
-from memonger.support.versions import MXNET_ERRORS
 
 if TYPE_CHECKING:
     from memonger.scripts.session import Session
@@ -69,10 +68,8 @@ def _replacement(usual: FunctionType, reader: Callable[[Symbol, Keywords], Train
                 return executor
         except BudgetError:
             raise
-        except MemongerError as error:
-            reason = str(error)
-        except (*MXNET_ERRORS, TypeError) as error:  # MXNet's, of the plan or of the call
-            reason = mxnet_message(error)
+        except Exception as error:  # also a mistake of the call
+            reason = why_unplanned(error)
         executor = usual(self, ctx, *args, **kwargs)  # raises for mistakes of the call
         if reason:
             session.refuse(self, reason)

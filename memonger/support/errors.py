@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import traceback
+from pathlib import Path
 
 KB, MB, GB = 2**10, 2**20, 2**30
 MISTAKE = 2  # exit status of the command after a mistake of the user
+PACKAGE = str(Path(__file__).parents[1])
 INTERRUPTED = "interrupted before anything was found"
 
 #: Appended for a GPU that is too new or too old (docs/gpu.md).
@@ -56,6 +59,26 @@ def mxnet_message(error: BaseException | str) -> str:
     message = lines[-1] if lines else type(error).__name__
     message = re.sub(r"^(\w+\.)*\w*Error: |\[[0-9:]+\] \S+: |Check failed: ", "", message)
     return f"{message} ({NO_CODE})" if "no kernel image" in message else message
+
+
+def why_unplanned(error: Exception) -> str:
+    """Return in one line why an error of planning leaves a network without a plan.
+
+    An error that is neither a MemongerError nor MXNet's is a mistake in memonger, to be reported.
+    """
+    if isinstance(error, MemongerError):
+        return str(error)
+    if type(error).__module__.startswith("mxnet."):
+        return mxnet_message(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    *_, own = [frame for frame in frames if frame.filename.startswith(PACKAGE)]
+    place = f"{Path(own.filename).name}, line {own.lineno}"
+    text = " ".join(str(error).split())
+    return (
+        f"planning failed in memonger itself ({type(error).__name__}: {text}; {place}); please "
+        "report this line with the network (Symbol.save or HybridBlock.export) and the shapes of "
+        "its inputs"
+    )
 
 
 def format_size(nbytes: float) -> str:

@@ -95,6 +95,26 @@ def test_bias_of_a_fixed_weight_is_left_out(caplog: pytest.LogCaptureFixture) ->
         planned.simple_bind(mx.cpu(), {"bias": "write"}, data=(2, 4))
 
 
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_a_network_in_which_no_gradient_is_written_is_planned(request_: str) -> None:
+    """MKLDNN leaves out the only gradient, and a BlockGrad makes it zeros."""
+    shapes = {"data": (64, 4)}
+    x = mx.sym.FullyConnected(mx.sym.BlockGrad(deep(mx.sym.var("data"))), num_hidden=4, name="fc")
+    for wanted, y in (("fc_bias", deep(x)), ("fc_weight", mx.sym.BlockGrad(deep(x)))):
+        net = mx.sym.MakeLoss(mx.sym.mean(y))
+        requests = {n: request_ if n == wanted else "null" for n in net.list_arguments()}
+        for how in ("schedule", "marks"):
+            plan = memonger.plan(net, shapes, grad_req=requests, patience=0.02, how=how)
+            assert (plan.pool_bytes < plan.unplanned_bytes) == (wanted == "fc_bias")
+            assert_alike(net, plan.symbol, shapes, grad_req=requests)
+
+
+def deep(x: Any) -> Any:
+    for _ in range(6):
+        x = mx.sym.tanh(x * 1.1)
+    return x
+
+
 @pytest.mark.parametrize(
     "name", ["resnet50_v1", "densenet121", "unet", "transformer", "many uses", "mx.rnn"]
 )

@@ -233,6 +233,33 @@ def test_a_network_that_cannot_be_planned_is_bound_as_without(capfd: Any) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("way", "place"),
+    [
+        ("Module", "scripts.session.solve"),
+        ("bind", "scripts.session.read_arguments"),
+        ("Gluon", "scripts.session.solve"),
+        ("Gluon", "gluon.cached_op.with_copied_outputs"),
+        ("Gluon", "gluon.sparse.split"),
+    ],
+)
+def test_a_mistake_in_planning_leaves_no_plan_and_tells_what_to_report(
+    way: str, place: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise IndexError("too many\n indices")
+
+    expected = trained(way)
+    monkeypatch.setattr(f"memonger.{place}", fail)
+    with memonger.enable(cache=False) as session:
+        plain = trained(way)
+    assert session.plans == []
+    lines = [line for line in capfd.readouterr().err.splitlines() if "without a plan" in line]
+    assert len(lines) == 1 and "IndexError: too many indices; " in lines[0]
+    assert "please report" in lines[0]
+    assert all(np.array_equal(array, plain[name]) for name, array in expected.items())
+
+
 @pytest.mark.parametrize("how", ["marks", "schedule"])
 def test_an_array_on_another_device_raises_what_mxnet_raises(how: str) -> None:
     """As an argument, as a gradient."""

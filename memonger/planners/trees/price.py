@@ -54,7 +54,7 @@ def make_problem(parts: Parts, weights: Doubles | None = None) -> Problem:
         steps=steps,
         variants=parts.variants,
         signatures=signature_arrays(parts.signatures),
-        gradients=np.array(parts.written, dtype=np.int64),
+        gradients=np.array(parts.written, dtype=np.int64).reshape(-1, 2),
         node=node,
         views=not parts.mkldnn,
         one_pass=max(1.0, float(steps.work.sum())),
