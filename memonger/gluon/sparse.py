@@ -31,8 +31,11 @@ def planned_op(block: PlannedBlock, net: Block, inputs: Sequence[NDArray]) -> Pl
     symbol = net._cached_graph[1].as_nd_ndarray()  # with the methods of mx.sym.Symbol
     arrays: dict[str, NDArray] = {}
     parameters: dict[str, Parameter] = {}
+    # A parameter whose ``data`` is computed (gluonnlp's WeightDropParameter) is an input: it is
+    # another array at each call, and its gradient belongs to what it was computed from.
+    stored = mx.gluon.Parameter.data
     for name, (is_input, source) in zip(symbol.list_inputs(), net._cached_op_args):
-        if not is_input:
+        if not is_input and getattr(source.data, "__func__", None) is stored:
             parameters[name] = source
         arrays[name] = inputs[source] if is_input else source.list_data()[0]
     refusal = ""

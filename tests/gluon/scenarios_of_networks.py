@@ -215,3 +215,33 @@ def operators_written_in_python(prepare: Prepare) -> Arrays:
         return LOSS(net(x) + net(x * 2) if k % 2 else net(x), y)
 
     return train(net, loss, 4, before=before)
+
+
+class Dropped(gluon.Parameter):
+    """A parameter whose ``data`` is computed, as gluonnlp's ``WeightDropParameter`` computes it."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__(of.name, grad_req=of.grad_req, shape=of.shape, init=of.init)
+        for name in "_var _data _grad _ctx_list _ctx_map _trainer _deferred_init".split():
+            setattr(self, name, getattr(of, name))
+
+    def data(self, ctx: Any = None) -> Any:
+        return mx.nd.Dropout(super().data(ctx), 0.5)
+
+
+@scenario
+def parameters_that_are_computed(prepare: Prepare) -> Arrays:
+    """The weights of a Dense and of a recurrent layer."""
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        recurrent = gluon.rnn.LSTM(8, layout="NTC", input_size=4)
+        net.add(nn.HybridLambda(lambda F, x: F.reshape(x, (0, 5, 4))), recurrent)
+        net.add(layers("layers_"))
+    net[2].add(nn.Dense(10, in_units=10))
+    initialized(net)
+    for block, name in ((recurrent, "l0_h2h_weight"), (net[2][-1], "weight")):
+        computed = Dropped(block._reg_params[name])
+        block._reg_params[name] = block.params._params[computed.name] = computed
+        object.__setattr__(block, name, computed)
+    prepare(net)
+    return train(net)
