@@ -10,13 +10,15 @@ import numpy as np
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import check_symbol, read_grad_req, read_pairs, trace
-from memonger.graph.operators.recompute import ANY, GPU
+from memonger.graph.operators.recompute import ANY, GPU, on_one_device, waits_for_devices
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution.executor import ScheduledExecutor
+from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
 from memonger.solve.request import Request, read_call
 from memonger.support.checks import check_count
 from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import environment, mx
+from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Array1, NDArray, Symbol
 from memonger.support.versions import MXNET_ERRORS
 
@@ -100,6 +102,8 @@ def check(
 ) -> CheckReport:
     """Train a network and its plan from the same values and compare all they compute.
 
+    Both train on one device: a SyncBatchNorm takes the statistics of this device alone.
+
     What a schedule has computed is read without waiting for it, as Module does; MXNet's own
     executors, of the network and of marks, do not order that (see ``docs/questions.md``).
 
@@ -149,6 +153,7 @@ def check(
     graph = forward_graph(symbol, request.spec)
     start = _initial_values(graph, values or {}, inputs, seed)
     train = partial(_train, request=request, start=start, steps=steps, seed=seed)
+    symbol, planned = _on_one_device(symbol), _on_one_device(planned)
     expected = train(symbol)
     differences = _compare(expected, train(planned))
     repeatable = not differences or not _compare(expected, train(symbol))
@@ -168,6 +173,23 @@ def _check_same(symbol: Symbol, planned: Symbol) -> None:
             raise MemongerError(
                 f"these are not the same network: their {kind.replace('_', ' ')} differ ({some})"
             )
+
+
+def _on_one_device(net: Symbol) -> Symbol:
+    """Return a network whose operators wait for no other device, with its schedule or marks."""
+    graph = read(net)
+    waiting = [
+        node
+        for node in graph["nodes"]
+        if node["op"] != "null" and waits_for_devices(node["op"], attributes(node))
+    ]
+    if not waiting:
+        return net
+    for node in waiting:
+        node["attrs"] = on_one_device(node["op"], attributes(node))
+    alone = load_nodes(graph["nodes"], graph["heads"])
+    schedule = net.schedule if isinstance(net, ScheduledSymbol) else None
+    return alone if schedule is None else scheduled(alone, schedule)
 
 
 def _initial_values(

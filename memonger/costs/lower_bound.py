@@ -16,6 +16,7 @@ import numpy as np
 
 from memonger.graph.arrays import find_owners
 from memonger.graph.forward import Node
+from memonger.graph.operators.recompute import is_restored
 from memonger.graph.training import TrainingGraph
 from memonger.support.types import Int64s
 
@@ -47,8 +48,8 @@ def find_lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None)
     if kept is None:
         kept = [x for x in training.graph.operators if training.graph.why_kept(x)]
     computed_once = np.zeros(len(t.elements), dtype=np.bool_)
-    for x in kept:  # a schedule recomputes the first output of a Dropout from its mask
-        first = t.output_start[x] + (nodes[x].op == "Dropout")
+    for x in kept:
+        first = t.output_start[x] + is_restored(nodes[x].op, nodes[x].attrs)
         computed_once[first : t.output_start[x + 1]] = True
     n, rows = t.forward, len(t.variable)
     nbytes = t.elements * t.itemsize

@@ -14,7 +14,7 @@ import numpy as np
 from memonger.api.plan import Plan
 from memonger.api.planning import plan
 from memonger.gluon.outputs import with_copied_outputs
-from memonger.gluon.runner import PlannedGraph, RecordedCall, Runner, free_unused, reached
+from memonger.gluon.runner import PlannedGraph, RecordedCall, Runner, free_unused, reached, waits
 from memonger.graph.inputs import check_device
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.schedules.execution.arena import address
@@ -142,6 +142,7 @@ class PlannedOp:
         self._parameters, self._refusal = parameters, refusal
         self._inputs = [name for name in self._names if name not in self._parameters]
         self._arguments = self._symbol.list_arguments()
+        self._waits = waits(symbol)
         self._decisions: list[Decision] = []
         self._run: dict[frozenset[str], frozenset[int]] = {}  # `Kind.run` by wanted arguments
         #: By device and by thread. An executor has the temporary space and the random numbers of
@@ -243,9 +244,9 @@ class PlannedOp:
     def _free_pool(self, ctx: Context) -> Pool:
         """Return a pool that no call uses; a thread has as many as calls are alive on a device.
 
-        It waits for MXNet's engine before it makes a new pool. Operators that have not run yet keep
-        the tape alive. So in a loop that does not wait, each call without a backward pass would get
-        a new pool.
+        It waits for MXNet's engine before it makes a new pool, unless the engine may wait for calls
+        on other devices. Operators that have not run yet keep the tape alive. So in a loop that
+        does not wait, each call without a backward pass would get a new pool.
         """
         key = ctx, threading.current_thread()
         if key not in self._pools:
@@ -255,8 +256,8 @@ class PlannedOp:
                     del self._pools[device, thread]
         pools = self._pools.setdefault(key, [])
         # The engine deletes operators shortly after they have run (`ThreadedEngine::OnComplete`).
-        waits = [mx.nd.waitall, *5 * [functools.partial(time.sleep, 0.001)]]
-        for wait in waits if pools and may_wait() else ():
+        tries = [mx.nd.waitall, *5 * [functools.partial(time.sleep, 0.001)]]
+        for wait in tries if pools and may_wait() and not self._waits else ():
             if any(pool.is_free for pool in pools):
                 break
             wait()

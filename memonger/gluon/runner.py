@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Callable, Container, Iterable, Iterator, Mappi
 import numpy as np
 
 from memonger.gluon import autograd, stub, tape
-from memonger.graph.operators.recompute import draws
+from memonger.graph.operators.recompute import draws, waits_for_devices
 from memonger.schedules.execution.arena import address
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.schedules.execution.symbol import ScheduledSymbol
@@ -70,6 +70,12 @@ def reached(nodes: Iterable[Mapping[str, Json]], wanted: Container[str]) -> list
     return depends
 
 
+def waits(symbol: Symbol) -> bool:
+    """Return whether an operator may wait in the engine for other devices that are called later."""
+    nodes = (node for node in read(symbol)["nodes"] if node["op"] != "null")
+    return any(waits_for_devices(node["op"], attributes(node)) for node in nodes)
+
+
 def bind(
     symbol: Symbol,
     ctx: Context,
@@ -80,7 +86,7 @@ def bind(
 ) -> Executor:
     """Bind a planned symbol to arrays of its arguments and states."""
     # ScheduledSymbol.bind waits for the engine to check that no arrays overlap.
-    if may_wait() or not isinstance(symbol, ScheduledSymbol):
+    if not isinstance(symbol, ScheduledSymbol) or (may_wait() and not waits(symbol)):
         with environment(), without_notices():
             return symbol.bind(ctx, arrays, gradients, requests, arrays, shared_exec=lent)
     arguments = {name: arrays[name] for name in symbol.list_arguments()}

@@ -20,7 +20,7 @@ from memonger.graph.forward import FLOAT, ForwardGraph, RowEntry, no_collection
 from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.inplace import reads_overwritten
 from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
-from memonger.graph.operators.recompute import truth
+from memonger.graph.operators.recompute import SYNCHRONIZED, truth
 from memonger.graph.operators.recorded import (
     ACCUMULATING,
     BY_MKLDNN,
@@ -270,8 +270,7 @@ def _make_variants(facts: _RowFacts, recorded: Collection[int]) -> tuple[RowBuil
     for row, reads in enumerate(facts.reads):
         signature = training.signatures[row]
         k = number[id(signature)]
-        if row >= n:
-            reads = [(~r if r < n and j in first_time[r] else r, j) for r, j in reads]
+        reads = [(~r if r < n and j in first_time[r] else r, j) for r, j in reads]
         # Gradients that autograd computes are in new arrays. Autograd also computes the gradient of
         # a Dropout on a GPU, if the Dropout runs once.
         is_dropout = signature.op == "_backward_Dropout" and not facts.mkldnn
@@ -285,13 +284,21 @@ def _make_variants(facts: _RowFacts, recorded: Collection[int]) -> tuple[RowBuil
     again: list[StepRow] = []
     scratch: dict[tuple[int, Tensor], RowEntry] = {}
     for x, node in enumerate(builder.all[:n]):
-        reads = list(node.reads)
+        reads, op, attrs = list(node.reads), graph.nodes[x].op, graph.nodes[x].attrs
         if facts.masked[x]:  # it reads its data and its mask only
             result, mask = graph.tensors[x][:2]
-            op = "elemwise_mul" if result.shape == mask.shape else "broadcast_mul"
-            node = node._replace(signature=builder.signatures(op, {}, 2, (result,)))
+            product = "elemwise_mul" if result.shape == mask.shape else "broadcast_mul"
+            node = node._replace(signature=builder.signatures(product, {}, 2, (result,)))
             reads = [reads[0], (~x, 1)]
-        elif not truth(graph.nodes[x].attrs.get("use_global_stats")):
+        elif truth(attrs.get("use_global_stats")):
+            pass  # no state is updated
+        elif op == SYNCHRONIZED:  # its statistics take the place of its states
+            result, mean, _ = graph.tensors[x]
+            small = mean._replace(shape=(1, *mean.shape, *[1] * (len(result.shape) - 2)))
+            again_as = builder.signatures(op, attrs, len(reads), (result, small, small))
+            node = node._replace(signature=again_as)
+            reads[-2:] = (~x, 1), (~x, 2)
+        else:
             # Scratch states, because cuDNN's BatchNorm updates its states whenever it runs.
             for j, (state, _) in enumerate(reads):
                 if state in graph.auxiliary:

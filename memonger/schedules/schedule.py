@@ -19,6 +19,7 @@ from typing import Iterable, Sequence
 import numpy as np
 
 from memonger.graph.arrays import list_reads
+from memonger.graph.operators.recompute import SYNCHRONIZED, is_restored
 from memonger.graph.operators.recorded import ASYNCHRONOUS, NOT_INTO_ARRAYS
 from memonger.graph.training import NO_NODE, TrainingGraph
 from memonger.support.errors import MemongerError
@@ -26,7 +27,11 @@ from memonger.support.types import Bools, Int32s, Int64s
 
 #: Operator -> outputs that its gradient reads from its first run, even if it is recomputed: the
 #: mask of a Dropout, and small statistics, for which nothing needs to be recomputed.
-FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
+FIRST_TIME = {
+    "BatchNorm": frozenset((1, 2)),
+    "Dropout": frozenset((1,)),
+    SYNCHRONIZED: frozenset((1, 2)),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +68,7 @@ class Workload:
     #: Of each node: the distinct operators whose latest result its gradient reads, without results
     #: of their first run (`FIRST_TIME`), which every schedule saves.
     reads: tuple[tuple[int, ...], ...]
-    not_recomputable: Bools  # (nodes,); a Dropout is recomputable, from its saved mask
+    not_recomputable: Bools  # (nodes,); what is restored (`is_restored`) is recomputable
     forced: Bools  # (nodes,): whether a node must be recomputed before a gradient reads its result
 
 
@@ -120,7 +125,7 @@ def workload(
             # MKLDNN's RNN stores the addresses of its inputs, and its gradient reads there
             # (src/operator/nn/mkldnn/mkldnn_rnn.cc).
             not_recomputable[[x, *(training.same[a] for a, _ in node.inputs)]] = True
-        elif not node.is_variable and node.op != "Dropout":
+        elif not node.is_variable and not is_restored(node.op, node.attrs):
             not_recomputable[x] |= training.graph.why_kept(x) is not None
     not_recomputable[list(kept)] = True
     runs_again = np.isin(np.arange(n), [training.same[x] for x in forced]) & ~not_recomputable

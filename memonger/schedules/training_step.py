@@ -26,7 +26,7 @@ from memonger.graph.forward import RowEntry
 from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.inplace import Options
 from memonger.graph.operators.layouts import AXES
-from memonger.graph.operators.recorded import ASYNCHRONOUS
+from memonger.graph.operators.recorded import ASYNCHRONOUS, RECORDED_LATE
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import NO_NODE, StepGraph, TrainingGraph
 from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
@@ -299,6 +299,8 @@ def hold_for_autograd(parts: Parts, builder: RowBuilder) -> None:
     the gradient when the last of them runs, so that the last row gets the reads of all.
     """
     for x, rows in _recorded_rows(parts, builder, parts.recorded).items():
+        if parts.work.training.graph.nodes[x].op in RECORDED_LATE:
+            continue
         run = builder.latest[x]
         all_reads: dict[RowEntry, None] = {}
         for row, gradient in zip(rows, parts.work.training.gradients[x].nodes):

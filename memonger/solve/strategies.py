@@ -41,7 +41,7 @@ from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse
 from memonger.planners.marks.smallest import NO_PLAN, smallest
 from memonger.planners.trees import search as trees
 from memonger.schedules import schedule as schedules
-from memonger.schedules.execution.executor import tensors_of
+from memonger.schedules.execution.executor import refuse_waiting, tensors_of
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import build_step, make_parts
 from memonger.schedules.training_step import TrainingStep
@@ -277,6 +277,7 @@ class Schedules(_BaseStrategy):
         super().__init__(request, options)
         training, nodes = self.training, self.graph.nodes
         tensors_of(training.graph)  # raises for sparse arrays
+        refuse_waiting(training.graph, request.device_type)
         self.workload = schedules.workload(training, self.kept, self.forced)
         added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
         kind = request.device_type

@@ -395,10 +395,6 @@ def without_notices() -> Iterator[None]:
 
 # Otherwise every bind prints a line about MKLDNN. MXNet reads the variable once, at the first bind.
 os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
-# Operators that are invoked one by one share this many temporary spaces, and each space grows to
-# the largest request; an executor has one space. MXNet reads the variable when an operator first
-# needs a space (``src/resource.cc``).
-os.environ.setdefault("MXNET_CPU_TEMP_COPY", "1")
 for _name in (  # `environment` sets these, so they must exist before MXNet starts threads
     "MXNET_ELIMINATE_COMMON_EXPR",
     "MXNET_SUBGRAPH_BACKEND",

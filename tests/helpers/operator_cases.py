@@ -131,6 +131,10 @@ def _boxes(x: Any) -> Any:
     return S.concat(corner, corner + extent + 0.5, dim=1)
 
 
+def _times_mean(outputs: Any) -> Any:
+    return S.broadcast_mul(S.tanh(outputs[0]), S.reshape(outputs[1], (1, 8, 1, 1)))
+
+
 def _foreach(x: Any) -> Any:
     outputs, state = S.contrib.foreach(
         lambda row, state: (S.tanh(row + state), row * state), x, S.ones((8, 6, 6))
@@ -163,6 +167,8 @@ BatchNorm_axis: BatchNorm(x, fix_gamma=False, axis=3)
 BatchNorm_unread: broadcast_mul(x, reshape(BatchNorm(x, fix_gamma=False, output_mean_var=True)[1],
     (1, 8, 1, 1)))
 contrib.SyncBatchNorm(x, key='key', ndev=1, fix_gamma=False)
+SyncBatchNorm_mean: _times_mean(contrib.SyncBatchNorm(x, key='mean', eps=0.1, output_mean_var=True))
+SyncBatchNorm_global: contrib.SyncBatchNorm(x, key='global', use_global_stats=True)
 contrib.BatchNormWithReLU(x, fix_gamma=False); LayerNorm InstanceNorm L2Normalization: @(x)
 LayerNorm_axis: LayerNorm(x, axis=1); GroupNorm(x, num_groups=2)
 L2Normalization_channel: L2Normalization(x, mode='channel'); LRN(x, nsize=3)

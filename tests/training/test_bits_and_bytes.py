@@ -77,7 +77,9 @@ SliceChannel_all softmax
 LAID_OUT = ["BatchNorm", "BatchNorm_axis", "Convolution_3d", "Deconvolution", "Embedding_plus"]
 LAID_OUT += ["FullyConnected", "Pooling_max", "log_softmax", "slice", "ten_uses", "unravel_index"]
 #: Gradients of these are added by other operators than most, or they move states.
-ADDED = "BatchNorm_v1 SyncBatchNorm BatchNormWithReLU LeakyReLU_prelu broadcast_greater".split()
+ADDED = """
+BatchNorm_v1 SyncBatchNorm SyncBatchNorm_mean BatchNormWithReLU LeakyReLU_prelu broadcast_greater
+""".split()
 
 
 def operator(name: str, place: str, levels: tuple[str, ...], **more: Any) -> Row:

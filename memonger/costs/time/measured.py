@@ -28,7 +28,7 @@ import numpy as np
 from memonger.costs.time.gpus import read_gpu_name
 from memonger.costs.time.roofline import Times, find_free_rows
 from memonger.graph.operators.gradients import alone
-from memonger.graph.operators.recompute import GPU
+from memonger.graph.operators.recompute import GPU, on_one_device
 from memonger.graph.operators.tensors import Attributes, Tensor
 from memonger.graph.training import TrainingGraph
 from memonger.support.cache import Latest
@@ -160,7 +160,8 @@ def _measure_operator(
     Indices are 0. Other numbers are random and of both signs, because kernels that branch are
     faster if all numbers take the same branch.
     """
-    symbol, random = load_nodes(*alone(op, attrs, len(inputs))), np.random.RandomState(0)
+    nodes, random = alone(op, on_one_device(op, attrs), len(inputs)), np.random.RandomState(0)
+    symbol = load_nodes(*nodes)
     tensors = {f"x{k}": tensor for k, tensor in enumerate(inputs)}
     indices = {name for name, t in tensors.items() if not t.dtype.startswith("float")}
     trained = [name for name in symbol.list_arguments() if name not in indices]

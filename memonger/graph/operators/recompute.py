@@ -49,6 +49,7 @@ _MOVING = frozenset(
     _contrib_SyncBatchNorm
     """.split()
 )
+SYNCHRONIZED = "_contrib_SyncBatchNorm"
 _SOURCES = frozenset(
     ("_zeros", "_ones", "_full", "_zeros_without_dtype", "_npi_zeros", "_npi_ones")
 )
@@ -62,12 +63,40 @@ def why_kept(op: str, attrs: Attributes) -> str | None:
         return "a second draw of random numbers would differ from the first"
     if _MUTATING.match(op):
         return "it changes its inputs, which it must do only once"
-    if op == "_contrib_SyncBatchNorm" and int(attrs.get("ndev", 1)) > 1:
+    if waits_for_devices(op, attrs):
         return "it waits for the other devices, which would not run it again"
     sizes = re.findall(r"-?\d+|None", attrs.get("shape", ""))
     if op in _SOURCES and (not sizes or {"0", "-1", "None"} & set(sizes)):
         return "its shape is inferred from its readers, which a recomputed one may not have"
     return None
+
+
+def waits_for_devices(op: str, attrs: Attributes) -> bool:
+    """Return whether an operator waits in training until other devices run it too.
+
+    Source: ``src/operator/contrib/sync_batch_norm-inl.h``.
+    """
+    several = op == SYNCHRONIZED and int(attrs.get("ndev", 1)) > 1
+    return several and not truth(attrs.get("use_global_stats"))
+
+
+def is_restored(op: str, attrs: Attributes) -> bool:
+    """Return whether a schedule computes an operator's output again without running it again.
+
+    Saved outputs of its first run are enough: the mask of a Dropout, the statistics of a
+    SyncBatchNorm.
+    """
+    return op == "Dropout" or (op == SYNCHRONIZED and not truth(attrs.get("use_global_stats")))
+
+
+def on_one_device(op: str, attrs: Attributes) -> Attributes:
+    """Return the attributes with which an operator waits for no other device.
+
+    The key is another one, because MXNet keeps the number of devices of each key in the process.
+    """
+    if not waits_for_devices(op, attrs):
+        return attrs
+    return {**attrs, "ndev": "1", "key": f"{attrs['key']} on one device"}
 
 
 def draws(op: str, attrs: Attributes) -> bool:

@@ -13,6 +13,7 @@ gradients. A gradient is recorded if
 from __future__ import annotations
 
 from memonger.graph.operators.gradients import OperatorGradient
+from memonger.graph.operators.recompute import SYNCHRONIZED
 from memonger.support import versions
 
 #: Operators that ``MXNET_REGISTER_OP_PROPERTY`` registers.
@@ -36,6 +37,11 @@ _RECORDED = (LEGACY | _STATES | _UNWANTED) - {"SliceChannel"}
 
 #: Operators whose gradient computes all its results, also those that are not requested.
 COMPUTES_ALL = frozenset(("RNN",))
+
+#: Operators that autograd records when their gradient runs, in inference mode: then they neither
+#: compute statistics nor wait for other devices. The gradient reads the statistics of the first run
+#: (``src/operator/contrib/sync_batch_norm-inl.h``).
+RECORDED_LATE = frozenset((SYNCHRONIZED,))
 
 #: Products of matrices, and operators that are computed by them.
 PRODUCTS = frozenset(

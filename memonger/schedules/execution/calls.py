@@ -22,9 +22,14 @@ import numpy as np
 
 from memonger.graph.forward import RowEntry
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
-from memonger.graph.operators.recompute import truth
-from memonger.graph.operators.recorded import ASYNCHRONOUS, COMPUTES_ALL, UNDECLARED_MUTATIONS
-from memonger.graph.operators.tensors import Attributes, Tensor
+from memonger.graph.operators.recompute import SYNCHRONIZED, truth
+from memonger.graph.operators.recorded import (
+    ASYNCHRONOUS,
+    COMPUTES_ALL,
+    RECORDED_LATE,
+    UNDECLARED_MUTATIONS,
+)
+from memonger.graph.operators.tensors import Attributes, Shape, Tensor
 from memonger.schedules.execution.arena import address, array_at
 from memonger.schedules.training_step import TrainingStep
 from memonger.support.errors import MemongerError, mxnet_message
@@ -62,6 +67,7 @@ class Differentiated(NamedTuple):
     row: int  # of the operator
     heads: tuple[tuple[int, Place], ...]  # numbers of outputs, and their gradients
     writes: tuple[Place, ...]
+    late: Invocation | None = None  # the run that autograd records, if that is just before
 
 
 Call = Union[Invocation, Differentiated]
@@ -87,7 +93,8 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
     read = {*zip(step.rows.read_row.tolist(), step.rows.read_output.tolist()), *step.heads}
     read.update(entry for entry in step.gradients if entry is not None)
     gradients = {x: _gradients(step, x, rows, read) for x, rows in recorded.items()}
-    runs = {step.builder.latest[x]: x for x in recorded}
+    late = {x for x in recorded if graph.nodes[x].op in RECORDED_LATE}
+    runs = {step.builder.latest[x]: x for x in recorded if x not in late}
     ends = {max(rows): x for x, rows in recorded.items()}
     inner = {row for rows in recorded.values() for row in rows}
     again = {node.source for node in nodes if node.time > 0}
@@ -102,7 +109,10 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
         calls += terms.get(row, ())
         if row in ends and gradients[ends[row]]:
             x = ends[row]
-            calls += _differentiate(step, x, recorded[x], gradients[x])
+            if x in late:
+                calls.append(_differentiate_late(step, x, row, gradients[x]))
+            else:
+                calls += _differentiate(step, x, recorded[x], gradients[x])
         elif row not in inner:
             attrs = dict(signature.attrs)
             if signature.op == "Dropout" and node.source in again:
@@ -116,6 +126,8 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
             if wanted or signature.op in ASYNCHRONOUS:
                 adds = [(k, entry, entry in step.adding) for k, entry in wanted]
                 calls.append(usual._replace(gradients=tuple(adds)))
+            elif signature.op == SYNCHRONIZED and node.time > 0:
+                calls += _restore(usual, step.signatures[row].tensors[1].shape)
             else:
                 calls += _by_name(usual)
                 states = [node.reads[k] for k in UNDECLARED_MUTATIONS.get(signature.op, ())]
@@ -220,6 +232,58 @@ def _differentiate(
     ]
 
 
+def _differentiate_late(
+    step: TrainingStep, x: int, row: int, gradients: Sequence[tuple[int, RowEntry]]
+) -> Differentiated:
+    """Return the backward pass of an operator that autograd records just before it.
+
+    ``row`` is that of the gradient. The run has the statistics of the first run as its outputs, and
+    writes over the gradient of its data what nobody reads.
+    """
+    first = step.builder.first[x]
+    references, nodes = step.training.gradients[x].nodes[0].inputs, step.builder.all
+    reads = dict(zip(references, nodes[row].reads))
+    run = Invocation(
+        row,
+        step.signatures[first].op,
+        step.signatures[first].attrs,
+        (reads["in", 0, 0], *nodes[first].reads[1:]),
+        ((row, 0), (first, 1), (first, 2)),
+        tuple([(k, entry, False) for k, entry in gradients]),
+    )
+    writes = tuple([entry for _, entry in gradients])
+    return Differentiated(row, ((0, reads["head", 0, 0]),), writes, run)
+
+
+def _restore(usual: Invocation, shape: Shape) -> list[Invocation]:
+    """Return invocations that compute the output of a SyncBatchNorm from its statistics.
+
+    They round as ``src/operator/contrib/sync_batch_norm-inl.h`` does. The other outputs, of this
+    shape, are scratch memory.
+    """
+    (data, gamma, beta, mean, variance), (out, one, other) = usual.reads, usual.writes
+
+    def run(op: str, reads: tuple[Place, ...], write: Place, **attrs: object) -> Invocation:
+        texts = {name: str(value) for name, value in attrs.items()}
+        return Invocation(usual.row, op, texts, reads, (write,))
+
+    slope = [
+        run("Reshape", (gamma,), other, shape=shape),
+        run("broadcast_mul", (other, out), out),
+    ]
+    return [
+        run("Reshape", (mean,), one, shape=shape),
+        run("broadcast_sub", (data, one), out),
+        *([] if truth(usual.attrs.get("fix_gamma", "True")) else slope),
+        run("Reshape", (variance,), one, shape=shape),
+        run("_plus_scalar", (one,), one, scalar=usual.attrs.get("eps", "1e-3")),
+        run("sqrt", (one,), one),
+        run("broadcast_div", (out, one), out),
+        run("Reshape", (beta,), other, shape=shape),
+        run("broadcast_add", (out, other), out),
+    ]
+
+
 def _by_name(usual: Invocation) -> list[Invocation]:
     """Return invocations that compute the same as an operator that cannot be invoked by name."""
     row, op, attrs, reads, writes = usual[:5]
@@ -268,6 +332,11 @@ class BoundCalls:
             writes = [arrays[place] for place in call.writes]
             if isinstance(call, Differentiated):
                 heads = [(k, arrays[place]) for k, place in call.heads]
+                if call.late is not None:
+                    recordings[call.row] = _Recording(call.late, arrays)
+                    writes += [arrays[place] for place in call.late.writes]
+                    run = functools.partial(recordings[call.row].run, train_mode=False)
+                    self._outside(writes, run)
                 action = functools.partial(recordings[call.row].differentiate, heads)
                 self._outside(writes, action)
             elif call.gradients is None:
@@ -343,10 +412,11 @@ class _Recording:
         self._op, self._attrs = creator(call.op), call.attrs
         self._outputs: Arrays = []  # on the tape
 
-    def run(self) -> None:
-        """Run the operator."""
+    def run(self, train_mode: bool = True) -> None:
+        """Run the operator, and record it in training."""
         self._outputs = [array.detach() for array in self._writes]
-        with mx.autograd.record() if mx.autograd.is_training() else mx.autograd.pause():
+        record = functools.partial(mx.autograd.record, train_mode)
+        with record() if mx.autograd.is_training() else mx.autograd.pause():
             invoke(self._op, self._reads, self._attrs, self._outputs)
 
     def differentiate(self, heads: Sequence[tuple[int, NDArray]]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from memonger.costs.bind import find_sparse_gradients, has_mkldnn
 from memonger.graph.forward import ForwardGraph, RowEntry
+from memonger.graph.operators import recompute
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.arena import Arena, array_at, refuse_types
 from memonger.schedules.execution.calls import BoundCalls, Calls, Place, calls_of
@@ -52,6 +53,7 @@ class ScheduledExecutor(mx.executor.Executor):
         requests: Mapping[str, str],
         lent: object,
     ) -> None:
+        refuse_waiting(graph, ctx.device_type)
         args, grads, aux = arrays
         tensors, names = tensors_of(graph), symbol.list_arguments()
         self._symbol, self._ctx, self._grad_req = symbol, ctx, dict(requests)
@@ -274,6 +276,20 @@ def refuse_sparse(kinds: Mapping[str, str]) -> None:
                 f"input {name!r} is stored as {kind}, but a schedule takes dense inputs only; plan "
                 "with how='marks', or make the input dense with tostype('default')"
             )
+
+
+def refuse_waiting(graph: ForwardGraph, device_type: str) -> None:
+    """Raise MemongerError for operators that wait for other devices, unless these are GPUs.
+
+    On the CPU the arrays of all arenas are of device 0 (`calls`), so that the operators of all
+    devices would run in one thread, and one operator would wait there for the other for ever.
+    """
+    waiting = (n for n in graph.nodes if recompute.waits_for_devices(n.op, n.attrs))
+    for node in waiting if device_type != recompute.GPU else ():
+        raise MemongerError(
+            f"{node.name!r} ({node.op}) waits for other devices, which a schedule can do on GPUs "
+            "alone; plan with how='marks', or for GPUs with ctx='gpu'"
+        )
 
 
 def tensors_of(graph: ForwardGraph) -> dict[str, Tensor]:
