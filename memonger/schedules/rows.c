@@ -90,7 +90,8 @@ static inline bool alike(const SignatureArrays *s, int64_t one, int64_t other, b
 
 int64_t lifetimes(
     Memory *memory, const SignatureArrays *s, const Rows *rows, Int32s head_row,
-    Int32s head_output, int64_t outputs, bool views, Lifetimes *result)
+    Int32s head_output, int64_t outputs, bool views, int64_t alignment, int64_t *output_bytes,
+    Lifetimes *result)
 {
     int64_t count = rows->signature.count;
     int32_t *first = ZEROS(memory, int32_t, count + 1); /* where the outputs of each row start */
@@ -160,14 +161,18 @@ int64_t lifetimes(
             if (pending[block[out]] == 0)
                 stop[block[out]] = r;
     }
+    *output_bytes = 0;
     for (int64_t h = 0; h < head_row.count; h++) {
         int32_t b = block[first[head_row.at[h]] + head_output.at[h]];
-        if (b >= 0 && (h < outputs || start[b] > forward))
-            lives.of_caller.at[b] = true;
+        if (b < 0 || lives.of_caller.at[b] || (h >= outputs && start[b] <= forward))
+            continue;
+        lives.of_caller.at[b] = true;
+        *output_bytes += h < outputs ? lives.nbytes.at[b] : 0;
     }
     int64_t *change = ZEROS(memory, int64_t, count + 1), alive = 0, peak = 0;
     for (int32_t b = 0; b < blocks; b++) {
-        int64_t nbytes = lives.of_caller.at[b] ? 0 : lives.nbytes.at[b];
+        int64_t size = (lives.nbytes.at[b] + alignment - 1) / alignment * alignment;
+        int64_t nbytes = lives.of_caller.at[b] ? 0 : size;
         change[start[b]] += nbytes;
         change[stop[b] + 1] -= nbytes;
     }

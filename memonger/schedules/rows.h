@@ -43,12 +43,15 @@ typedef struct {
     Bools of_caller;
 } Lifetimes;
 
-/* Finds the blocks of a training step; returns the most bytes of the arena that are alive at once.
+/* Finds the blocks of a training step; returns the most bytes of the arena that are alive at once,
+ * if each block takes a multiple of ``alignment`` bytes.
  *
  * The first ``outputs`` heads are outputs of the network, the others gradients. Their blocks are
  * arrays of the caller, outside the arena, except a gradient that starts in the forward pass. With
- * ``views`` tensors of different shapes may share a block.
+ * ``views`` tensors of different shapes may share a block. ``output_bytes`` are those of the blocks
+ * of the outputs.
  */
 KERNEL int64_t lifetimes(
     Memory *memory, const SignatureArrays *signatures, const Rows *rows, Int32s head_row,
-    Int32s head_output, int64_t outputs, bool views, Lifetimes *result);
+    Int32s head_output, int64_t outputs, bool views, int64_t alignment, int64_t *output_bytes,
+    Lifetimes *result);

@@ -39,6 +39,7 @@ VariantEntry = Tuple[int, int]  # a variant of `Parts`, and which of its outputs
 Reads = Sequence[RowEntry]  # of rows, or of variants
 
 ALIGNMENT = 256  # bytes; the alignment of ``cudaMalloc``, and more than MKLDNN needs
+ROOM = 2 * ALIGNMENT  # bytes of an arena, before the first tensor and to align it
 
 #: Prefix of the names of rows that only a schedule runs.
 OURS = "memonger_again_"
@@ -206,8 +207,8 @@ class TrainingStep(StepGraph):
 
     @property
     def arena_bytes(self) -> int:
-        """The bytes of the arena, with room before the first tensor and to align it."""
-        return self.placement.nbytes + 2 * ALIGNMENT
+        """The bytes of the arena."""
+        return self.placement.nbytes + ROOM
 
     def plan_memory(self) -> Replay:
         """Return the memory of each tensor: its block of the arena, or an array of the caller."""
@@ -251,7 +252,8 @@ def make_step(parts: Parts, builder: RowBuilder) -> TrainingStep:
     kept = np.full(max(len(rows.read_row), len(heads)), KEPT, dtype=np.int32)
     reads = rows.read_start, rows.read_row, rows.read_output, kept[: len(rows.read_row)]
     views, packed = not parts.mkldnn, signature_arrays(signatures)
-    _, alive = compiled.lifetimes(packed, rows, head_row, head_output, outputs, views)
+    of_heads = head_row, head_output, outputs
+    *_, alive = compiled.lifetimes(packed, rows, *of_heads, views, ALIGNMENT)
     of_rows, of = [signatures[k] for k in rows.signature.tolist()], training.gradient_of
     inserted, sources = rows.source < 0, rows.source.tolist()
     again = inserted | (rows.time > 0)

@@ -348,9 +348,7 @@ class Schedules(_BaseStrategy):
             plans = search(tree)
         if tree.interrupted and all(plan.origin == trees.NO_RECOMPUTATION for plan in plans):
             raise KeyboardInterrupt
-        heads = {(x, k) for x, k in self.graph.heads if not self.graph.nodes[x].is_variable}
-        outputs = sum(self.graph.tensors[x][k].nbytes for x, k in heads)
-        plans = [replace(plan, pool_bytes=plan.pool_bytes + outputs) for plan in plans]
+        plans = [replace(plan, pool_bytes=tree.count_least(plan.recipe)) for plan in plans]
         return SearchResult(plans, tree.interrupted)
 
     def predict_memory(self, plan: Candidate) -> Memory:

@@ -108,6 +108,17 @@ def test_a_budget_that_can_be_met_is_met(network: Network) -> None:
     assert planned(network, budget=enough).pool_bytes <= enough
 
 
+def test_an_output_that_is_an_identity_of_another_is_counted_once() -> None:
+    """Their schedule fits a budget of all that it takes."""
+    cell, (data, *states) = mx.gluon.rnn.LSTMCell(64), map(mx.sym.Variable, ("data", "h", "c"))
+    x, (_, memory) = cell(data, states)
+    symbol = mx.sym.Group([x, mx.sym.identity(x), memory])
+    network: Network = symbol, dict.fromkeys(("data", "h", "c"), (32, 64))
+    smallest = planned(network)
+    assert smallest.is_used
+    assert planned(network, budget=smallest.pool_bytes).is_used
+
+
 def test_a_scheduled_symbol_is_planned_anew_without_its_schedule() -> None:
     symbol, shapes = layers()
     first = planned((symbol, shapes), work=2.0)

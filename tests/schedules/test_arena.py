@@ -50,11 +50,11 @@ def test_a_block_that_dies_too_early_changes_results(
     ends: list[int] = []
 
     def shortened(block: int, *arguments: Any) -> Any:
-        alive, lives = usual(*arguments)
+        alive, outputs, lives = usual(*arguments)
         ends[:] = np.flatnonzero(~lives.of_caller & (lives.stop > lives.start)).tolist()
         stop = lives.stop.copy()
         stop[ends[block]] -= 1
-        return alive, lives.replace(stop=stop)
+        return alive, outputs, lives.replace(stop=stop)
 
     block = 0
     while block == 0 or block < len(ends):

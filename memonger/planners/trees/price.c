@@ -2,7 +2,8 @@
 
 enum { MOST_RUNS = 3 }; /* a limit: runs of an operator for each forward pass of work */
 
-int64_t alive_of(Memory *memory, const Problem *b, Int32s operations)
+int64_t alive_of(
+    Memory *memory, const Problem *b, Int32s operations, int64_t alignment, int64_t *output_bytes)
 {
     const NodeVariants *p = &b->variants;
     Memory then = *memory;
@@ -21,7 +22,8 @@ int64_t alive_of(Memory *memory, const Problem *b, Int32s operations)
         head_output.at[outputs + k] = (int32_t)b->gradients.at[2 * k + 1];
     }
     int64_t alive = lifetimes(
-        memory, &b->signatures, &rows, head_row, head_output, outputs, b->views, &lives);
+        memory, &b->signatures, &rows, head_row, head_output, outputs, b->views, alignment,
+        output_bytes, &lives);
     give_back(memory, then);
     return alive;
 }
@@ -50,7 +52,8 @@ int64_t evaluate_tree(
             const int32_t *node = b->node.at;
             for (int64_t k = 0; k < run.count; k++)
                 run.at[k] = run.at[k] >= 0 ? node[run.at[k]] : ~node[~run.at[k]];
-            memo->pools.at[slot] = alive_of(memory, b, run);
+            int64_t output_bytes;
+            memo->pools.at[slot] = alive_of(memory, b, run, 1, &output_bytes);
             memo->limits.at[slot] = (double)INT64_MAX;
         }
         alive = memo->pools.at[slot];

@@ -16,8 +16,10 @@ typedef struct {
     double one_pass;  /* the work of one forward pass */
 } Problem;
 
-/* Returns the most bytes alive at once in a schedule, without outputs and gradients. */
-KERNEL int64_t alive_of(Memory *memory, const Problem *b, Int32s operations);
+/* Returns the most bytes alive at once in a schedule, without outputs and gradients, if each block
+ * takes a multiple of ``alignment`` bytes; and the bytes of the outputs. */
+KERNEL int64_t alive_of(
+    Memory *memory, const Problem *b, Int32s operations, int64_t alignment, int64_t *output_bytes);
 
 /* Returns the bytes of a tree, and its work; -1 if bytes or work exceed their limit. */
 KERNEL int64_t evaluate_tree(

@@ -34,7 +34,7 @@ from memonger.planners.trees.tree_dp import InitialTrees
 from memonger.planners.trees.trees import LEAF, MOST_NODES
 from memonger.schedules.expand import make_parts
 from memonger.schedules.schedule import Schedule, Workload, adapt
-from memonger.schedules.training_step import Parts
+from memonger.schedules.training_step import ALIGNMENT, ROOM, Parts
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 from memonger.support.parallel import Threads
@@ -199,9 +199,17 @@ class ScheduleSearch:
 
         The work is in forward passes.
         """
-        alive = compiled.alive_of(self.problem, schedule.operations)
+        alive, _ = compiled.alive_of(self.problem, schedule.operations, 1)
         work = self.problem.steps.work[self._position[schedule.forwards]].sum()
         return Candidate(alive, float(work) / self.one_pass, schedule, origin)
+
+    def count_least(self, schedule: Schedule) -> int:
+        """Count the bytes that a schedule takes at least, in its arena and for the outputs.
+
+        An output that is an identity of another has no bytes of its own.
+        """
+        alive, outputs = compiled.alive_of(self.problem, schedule.operations, ALIGNMENT)
+        return int(alive + ROOM + outputs)
 
     def schedule(self, tree: Int32s) -> Schedule:
         """Make the schedule of a tree, with gradients in the required order."""
