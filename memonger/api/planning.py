@@ -71,11 +71,12 @@ def plan(
     how : {'auto', 'schedule', 'marks'}, optional
         'schedule': each result is recomputed as often as it pays; memonger runs the training step.
         'marks': at most once, by marks that MXNet's executor reads, and that a symbol's file keeps.
-        'auto' (the default): a schedule, or marks where no schedule can hold the network, and a
-        line says so. Without limits of memory, time or work it recomputes at most one more forward
-        pass, and is taken only if it is worth it: it saves a tenth of the memory, and at least as
-        large a share of the memory as it adds of time. With ``planner='chen2016'`` or
-        ``rules=False`` the default is 'marks'.
+        'auto' (the default): a schedule, or marks where no schedule can hold the network or is
+        within the limits, and a line says so. Without limits of memory, time or work it recomputes
+        at most one more forward pass, and is taken only if it is worth it: it saves a tenth of the
+        memory, and at least as large a share of the memory as it adds of time. Marks that are worth
+        it are taken where they take less memory than a schedule that is. With
+        ``planner='chen2016'`` or ``rules=False`` the default is 'marks'.
     work : float, optional
         The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks
         take at most 2; schedules by default at most 2 log2(n) for n operators, as for O(log n)

@@ -3,7 +3,7 @@
 Candidates are sorted by time, or come from a search for least memory. The bytes of a candidate are
 a lower bound of its memory (``least_bytes``). Its exact memory is predicted only if that bound is
 within the limit. So each choice is the same as if the exact memory of all candidates was known, and
-a larger budget never gives a slower plan.
+a larger budget never gives a slower plan of the same kind.
 """
 
 from __future__ import annotations
@@ -98,27 +98,57 @@ def solve(request: Request, options: Options) -> Solution:
     if options.how != AUTO or options.knee or limits != (None,) * 3:
         return plan_by(request, options, solve_by)
     find = functools.partial(solve_by, judge=_judge)
-    return plan_by(request, replace(options, work=ONE_MORE_PASS), find)
+    solution = plan_by(request, replace(options, work=ONE_MORE_PASS), find)
+    return _or_marks(request, solution, find) if options.lent is None else solution
 
 
 def plan_by(request: Request, options: Options, find: Callable[[Strategy], T]) -> T:
     """Call ``find`` with the strategy that ``how`` names.
 
-    With 'auto' that is schedules, or marks if no schedule can hold the network.
+    With 'auto' that is schedules, or marks if no schedule can hold the network or is within the
+    limits.
     """
     refusal = None
     if options.how in ("schedule", AUTO):
         try:
             return find(Schedules(request, replace(options, how="schedule")))
         except MemongerError as error:
-            if options.how != AUTO or isinstance(error, BudgetError):
+            if options.how != AUTO:
                 raise
             refusal = error
     by_marks = Original if options.planner == "chen2016" else Marks
     strategy = by_marks(request, replace(options, how="marks"))
-    if refusal is not None:
-        log.warning("planning by marks, because no schedule can hold this network: %s", refusal)
-    return find(strategy)
+    if not isinstance(refusal, BudgetError):
+        if refusal is not None:
+            log.warning("planning by marks, because no schedule can hold this network: %s", refusal)
+        return find(strategy)
+    try:
+        found = find(strategy)
+    except BudgetError as error:
+        # With a limit of time, the bytes of an error are not those of the smallest plan.
+        is_nearer = error.least_bytes < refusal.least_bytes and options.slower_than is None
+        raise (error if is_nearer else refusal) from None
+    log.warning("planning by marks, because no schedule is within the limits")
+    return found
+
+
+def _or_marks(
+    request: Request, solution: Solution, find: Callable[[Strategy], Solution]
+) -> Solution:
+    """Return a solution, or one by marks where that takes less memory.
+
+    Marks are asked only where the smallest schedule is not worth its time, and only if they may be.
+    """
+    strategy, plan, memory = solution.strategy, solution.plan, solution.memory
+    worthwhile = (1 - WORTHWHILE_SAVING) * strategy.unplanned.pool_bytes
+    may_help = strategy.lower_bound.nbytes <= min(worthwhile, memory.pool_bytes)
+    if isinstance(strategy, Marks) or plan.recomputes or solution.interrupted or not may_help:
+        return solution
+    by_marks = find(Marks(request, replace(strategy.options, how="marks")))
+    if by_marks.memory.pool_bytes >= memory.pool_bytes:
+        return solution
+    log.warning("planning by marks, because they take less memory than a schedule worth its time")
+    return by_marks
 
 
 def solve_by(
@@ -164,6 +194,7 @@ def find_fastest(strategy: Strategy, search: Callable[[], SearchResult]) -> Solu
     if solution is None and searched.interrupted:
         raise KeyboardInterrupt
     if solution is None:
+        _check_layouts(strategy, searched.plans)
         raise _describe_too_little(strategy, limit, searched.plans)
     if searched.interrupted:
         text = "interrupted: returning the fastest plan within the budget that was found so far"
@@ -198,6 +229,7 @@ def _find_within_time(strategy: Strategy, searched: SearchResult) -> Solution:
         return replace(confirm_or_none(strategy, plan), interrupted=searched.interrupted)
     if searched.interrupted:
         raise KeyboardInterrupt
+    _check_layouts(strategy, plans)
     fastest = plans[0]
     limits = {"slower_than": options.slower_than, "work": options.work}
     text = " and ".join(f"{name}={limit:g}" for name, limit in limits.items() if limit is not None)
@@ -233,6 +265,19 @@ def _predict(strategy: Strategy, plan: Candidate) -> Memory | None:
         memory = strategy.predict_memory(plan)
         return memory if 1 + memory.recomputed_flops <= most else None
     return None
+
+
+def _check_layouts(strategy: Strategy, plans: Iterable[Candidate]) -> None:
+    """Raise LayoutMismatch if MKLDNN's layouts allow none of these plans."""
+    refusal = None
+    for plan in plans:
+        try:
+            strategy.predict_memory(plan)
+            return
+        except LayoutMismatch as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
 
 
 def choose_smallest(

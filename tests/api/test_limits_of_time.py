@@ -102,6 +102,20 @@ def test_auto_takes_no_plan_that_is_not_worth_its_time() -> None:
     assert plan.is_used == (plan.pool_bytes <= 0.9 * plan.unplanned_bytes)
 
 
+@pytest.mark.full_search
+def test_auto_takes_marks_that_are_worth_it_where_they_take_less() -> None:
+    """The smallest schedule of these small steps is not worth its time."""
+    cell = mx.gluon.rnn.ZoneoutCell(mx.gluon.rnn.RNNCell(40, input_size=40), 0.1)
+    states = cell.begin_state(batch_size=8, func=mx.sym.zeros)
+    x, _ = cell.unroll(8, mx.sym.Variable("data"), begin_state=states, merge_outputs=True)
+    symbol, shapes = mx.sym.FullyConnected(x, num_hidden=10, flatten=False), {"data": (8, 8, 40)}
+    auto, marks = (memonger.plan(symbol, shapes, how=how) for how in ("auto", "marks"))
+    schedule = memonger.plan(symbol, shapes, how="schedule", slower_than=1)
+    assert auto.symbol.tojson() == marks.symbol.tojson()
+    assert auto.pool_bytes < schedule.pool_bytes < auto.unplanned_bytes
+    assert auto.time_overhead <= 1 - auto.pool_bytes / auto.unplanned_bytes
+
+
 def test_a_schedule_that_saves_much_more_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "memonger")
     symbol, shapes = NETWORK

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from memonger import BudgetError
+from memonger.schedules.layouts import LayoutMismatch
 from memonger.support.cache import forget
 
 import networks
@@ -134,6 +135,47 @@ def test_auto_takes_marks_where_there_is_no_schedule(caplog: pytest.LogCaptureFi
     for how, words in (("schedule", "foreach"), ("both", "how='both' is unknown")):
         with pytest.raises(memonger.MemongerError, match=words):
             memonger.frontier(symbol, shapes, how=how)
+
+
+def refused_by_layouts() -> tuple[Any, Any]:
+    """Build a network in which each schedule would change the layout of a gradient."""
+    x = mx.sym.softmax(mx.sym.Variable("data"), axis=1)
+    x = mx.sym.L2Normalization(x, mode="spatial")
+    x = mx.sym.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=24)
+    for _ in range(4):
+        x = mx.sym.tanh(mx.sym.FullyConnected(x, num_hidden=64))
+    return mx.sym.MakeLoss(x), {"data": (2, 3, 12, 12)}
+
+
+def test_auto_takes_marks_where_layouts_refuse_all_schedules() -> None:
+    symbol, shapes = refused_by_layouts()
+    marks: Any = memonger.plan(symbol, shapes, how="marks")
+    assert marks.is_used
+    for limits in ({"budget": marks.pool_bytes}, {"slower_than": 1 + marks.time_overhead}):
+        auto: Any = memonger.plan(symbol, shapes, **limits)
+        assert auto.symbol.tojson() == marks.symbol.tojson()
+        with pytest.raises(LayoutMismatch, match="how='marks' can plan this network"):
+            memonger.plan(symbol, shapes, how="schedule", **limits)
+
+
+def test_auto_takes_marks_within_a_budget_that_no_schedule_meets(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An arena takes a little more than what is alive in it."""
+    x = mx.sym.Variable("data")
+    for _ in range(3):
+        x = mx.sym.Convolution(x, kernel=(3, 3, 3), pad=(1, 1, 1), num_filter=16)
+        x = mx.sym.softmax(x, axis=1)
+    planned = functools.partial(memonger.plan, mx.sym.MakeLoss(x), {"data": (2, 16, 4, 8, 8)})
+    marks: Any = planned(how="marks")
+    with pytest.raises(BudgetError):
+        planned(how="schedule", budget=marks.pool_bytes)
+    auto: Any = planned(budget=marks.pool_bytes)
+    assert auto.is_used and auto.symbol.tojson() == marks.symbol.tojson()
+    assert "planning by marks, because no schedule is within the limits" in caplog.text
+    with pytest.raises(BudgetError) as raised:
+        planned(budget=marks.pool_bytes - 1)
+    assert raised.value.least_bytes == marks.pool_bytes
 
 
 @pytest.mark.parametrize("helps", [True, False])
