@@ -341,6 +341,12 @@ class _Builder:
                 "mx.sym.BlockGrad after it if no gradient should pass"
             ) from None
         except gradients.NotObservable as error:
+            attribute, default = gradients.UNWRITTEN.get(node.op, (None, ""))
+            if attribute is not None and attribute not in node.attrs:
+                raise MemongerError(
+                    f"node {node.name!r} ({node.op}) has no {attribute}, without which MXNet "
+                    f"cannot make its gradient; write {attribute}={default}, which is the default"
+                ) from None
             self.unobserved[x] = str(error)
             return _reads_everything(self.graph, x)
 

@@ -16,6 +16,11 @@ NO_CODE = (
     "MXNet's wheels have code for compute capability 5.0 to 8.9; use NVIDIA's container "
     "mxnet:24.06-py3, or build MXNet from its source for this GPU (docs/gpu.md says how)"
 )
+#: Appended where MXNet reads an array that MKLDNN has left in blocks as a view.
+IN_BLOCKS = (
+    "a fault of MXNet with MKLDNN's layouts, as of small 3-D convolutions; set "
+    "MXNET_MKLDNN_ENABLED=0 before MXNet is imported"
+)
 
 
 class MemongerError(ValueError):
@@ -58,7 +63,9 @@ def mxnet_message(error: BaseException | str) -> str:
     lines = [line for line in lines if re.search("Error: |Check failed|JSONReader", line)] or lines
     message = lines[-1] if lines else type(error).__name__
     message = re.sub(r"^(\w+\.)*\w*Error: |\[[0-9:]+\] \S+: |Check failed: ", "", message)
-    return f"{message} ({NO_CODE})" if "no kernel image" in message else message
+    causes = {"no kernel image": NO_CODE, "!is_view": IN_BLOCKS}
+    known = [cause for words, cause in causes.items() if words in message]
+    return f"{message} ({known[0]})" if known else message
 
 
 def why_unplanned(error: Exception) -> str:

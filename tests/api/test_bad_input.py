@@ -246,6 +246,7 @@ def no_gradient() -> Any:
 REFUSED: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
     (no_gradient, {"data": (2, 3)}, "'taken'.*batch_take.*BlockGrad"),
     (lambda: convolutions(4, norm=False).optimize_for("MKLDNN"), SHAPES, "_sg_mkldnn.*inference"),
+    (lambda: S.sort(fully(), name="sorted"), {"data": (2, 3)}, "'sorted'.*write axis=-1"),
     (lambda: S.SoftmaxOutput(fully(), out_grad=True, name="s"), {"data": (2, 3)}, "'s'.*out_grad"),
     (lambda: fully(fully()), {"data": (2, 4)}, "same name, 'fc_weight'.*share one"),
     *[
@@ -312,6 +313,15 @@ def test_check_names_what_differs() -> None:
     symbol = S.MakeLoss(S.log(fully() - 100))
     report = memonger.check(symbol, symbol, {"data": (2, 3)})
     assert not report and "not finite" in str(report)
+
+
+def test_check_tells_what_to_do_where_mxnet_fails() -> None:
+    """Plain training fails too."""
+    x = mx.sym.Variable("data")
+    for _ in range(2):
+        x = S.BatchNorm(S.Convolution(x, kernel=(1, 1, 1), num_filter=16))
+    with pytest.raises(memonger.MemongerError, match="is_view.*MXNET_MKLDNN_ENABLED=0"):
+        memonger.check(x, x, {"data": (2, 3, 4, 16, 16)})
 
 
 @pytest.mark.parametrize("ctx, most", [("cpu", 2**31 - 1), ("gpu", 2**31 - 1 - 65535 * 256)])

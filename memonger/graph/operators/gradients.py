@@ -43,6 +43,9 @@ ZEROS = ("zeros_like", "_zeros")  # AggregateGradient leaves these out of a sum
 #: Gradients that lack the attribute ``shape``, the shape of the first input, which they do not
 #: read. A symbol needs the attribute (``src/operator/tensor/indexing_op.cc``).
 LACKS_SHAPE = frozenset(("_backward_gather_nd",))
+#: Operator whose gradient MXNet can make only if an attribute is written -> the attribute, and its
+#: default (``src/operator/tensor/ordering_op.cc``).
+UNWRITTEN = {"sort": ("axis", "-1")}
 
 
 class BackwardNode(NamedTuple):
