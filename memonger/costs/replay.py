@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memonger.graph.arrays import Step
-from memonger.graph.training import StepGraph
+from memonger.graph.forward import RowEntry
+from memonger.graph.training import StepGraph, TrainingGraph
 from memonger.support.kernels import compiled
 from memonger.support.types import Bools, Int32s, Int64s
 
@@ -143,3 +144,23 @@ def replay(training: StepGraph, recomputed: Bools) -> Replay:
 def find_adding_rows(training: StepGraph) -> Bools:
     """Return which rows add one gradient to another, (rows,) of bool."""
     return np.array([op == "_grad_add" for op in training.ops], dtype=np.bool_)
+
+
+def find_added_in_place(training: TrainingGraph) -> dict[RowEntry, int]:
+    """Find the terms of gradients that MXNet's executor adds to a sum in place, without a plan.
+
+    Returns the row that would add each term.
+    """
+    adding = np.flatnonzero(find_adding_rows(training))
+    if not len(adding):
+        return {}
+    t = training.arrays
+    unplanned = replay(training, np.zeros(t.forward, dtype=np.bool_))
+    in_place = unplanned.planned != unplanned.blocks
+    row_of = {}
+    for row in adding.tolist():
+        j = int(t.read_start[row]) + 1
+        term, k = int(t.read_row[j]), int(t.read_output[j])
+        if in_place[t.output_start[term] + k]:
+            row_of[term, k] = row
+    return row_of

@@ -1,4 +1,4 @@
-"""Copy equal outputs of a block, so that an executor computes the gradients of its CachedOp.
+"""Change the symbol of a block so that an executor computes the gradients of its CachedOp.
 
 CachedOp copies an output that equals an earlier one (``CreateForwardGraph`` in
 ``src/imperative/cached_op.h``). It also merges common subexpressions, and copies outputs that are
@@ -9,13 +9,17 @@ of two gradients of one result it uses only the last, and it does not merge what
 CachedOp reads the gradient of an output from the caller's array, which it never overwrites. An
 executor first copies the array (``AttrHint`` in ``src/executor/graph_executor.cc``), and may then
 compute in place of the copy.
+
+An executor adds the terms of a gradient in place (``operators.added``); CachedOp does so only with
+``static_alloc``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Mapping, Sequence
 
-from memonger.graph.forward import IDENTITY, Entry
+from memonger.graph.forward import AFTERWARDS, IDENTITY, Entry
 from memonger.graph.inputs import read_shapes
 from memonger.graph.operators.inplace import reads_overwritten
 from memonger.graph.read import forward_graph
@@ -34,6 +38,19 @@ def merged(symbol: Symbol, shapes: Mapping[str, Shape], types: Mapping[str, str]
     if not Settings().merging:
         return range(len(read(symbol)["nodes"]))
     return merged_nodes(forward_graph(symbol, read_shapes(symbol, shapes, {}, types)))
+
+
+def adding_afterwards(symbol: Symbol) -> Symbol:
+    """Return the symbol, marked if a plan must not add terms of gradients in place."""
+    graph = read(symbol)
+    reads = Counter(tuple(entry[:2]) for node in graph["nodes"] for entry in node["inputs"])
+    reads.update(tuple(head[:2]) for head in graph["heads"])
+    if max(reads.values()) < Settings().sum_cap:
+        return symbol
+    for node in graph["nodes"]:
+        if node["op"] == "null":
+            node.setdefault("attrs", {})[AFTERWARDS] = "True"
+    return load_nodes(graph["nodes"], graph["heads"])
 
 
 def with_copied_outputs(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple, Sequence
 
 from memonger.gluon.cached_op import PlannedBlock, PlannedOp
-from memonger.gluon.outputs import merged
+from memonger.gluon.outputs import adding_afterwards, merged
 from memonger.gluon.runner import reached
 from memonger.graph.operators.gradients import makes_rows
 from memonger.graph.operators.recompute import draws
@@ -29,6 +29,8 @@ def planned_op(block: PlannedBlock, net: Block, inputs: Sequence[NDArray]) -> Pl
     """Make the operator that replaces a block's CachedOp, which was made for these inputs."""
     usual = net._cached_op
     symbol = net._cached_graph[1].as_nd_ndarray()  # with the methods of mx.sym.Symbol
+    if not dict(net._flags).get("static_alloc"):
+        symbol = adding_afterwards(symbol)
     arrays: dict[str, NDArray] = {}
     parameters: dict[str, Parameter] = {}
     # A parameter whose ``data`` is computed (gluonnlp's WeightDropParameter) is an input: it is

@@ -24,6 +24,9 @@ RowEntry = Tuple[int, int]  # a row of a training step, and which of its outputs
 FLOAT = "float32"
 RECORD = "__memonger__"  # JSON: attribute -> its value before the plan, null if there was none
 INSERTED = '"inserted"'  # the record of a node that the plan has inserted
+#: The attribute of the variables of a network whose terms of gradients are added afterwards, not in
+#: place, because autograd adds them (``operators.added``).
+AFTERWARDS = "__adds_afterwards__"
 
 
 class Node(NamedTuple):
@@ -67,6 +70,11 @@ class ForwardGraph:
     def operators(self) -> tuple[int, ...]:
         """Indices of the nodes that are not variables."""
         return tuple([i for i, node in enumerate(self.nodes) if not node.is_variable])
+
+    @functools.cached_property
+    def adds_afterwards(self) -> bool:
+        """Whether terms of gradients are added afterwards, not in place."""
+        return any(AFTERWARDS in self.nodes[i].hidden for i in self.arguments)
 
     @functools.cached_property
     def sparse(self) -> frozenset[Entry]:

@@ -14,18 +14,14 @@ from typing import Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.replay import replay
+from memonger.costs.replay import find_added_in_place, replay
 from memonger.graph.arrays import join_columns, list_reads
 from memonger.graph.forward import FLOAT, ForwardGraph, RowEntry, no_collection
 from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.inplace import reads_overwritten
 from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import SYNCHRONIZED, truth
-from memonger.graph.operators.recorded import (
-    ACCUMULATING,
-    BY_MKLDNN,
-    is_recorded,
-)
+from memonger.graph.operators.recorded import BY_MKLDNN, is_recorded
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.schedules.layouts import Expected, refusal
@@ -202,24 +198,20 @@ def _unwritten_biases(facts: _RowFacts) -> set[RowEntry]:
 
 
 def _find_chained(facts: _RowFacts) -> dict[RowEntry, int]:
-    """Find the terms that MXNet's executor adds to a sum in place, if that rounds differently.
+    """Find the terms that are added to a sum in place, if an addition afterwards may differ.
 
-    Returns the row that would add each term.
+    Returns the row that would add each term. It is found for all operators but MKLDNN's: other
+    kernels may round an addition together with a product (FMA).
     """
-    training, t = facts.training, facts.training.arrays
-    if "_grad_add" not in training.ops:
-        return {}
-    unplanned = replay(training, np.zeros(t.forward, dtype=np.bool_))
-    in_place = unplanned.planned != unplanned.blocks
+    training = facts.training
+    nodes = training.graph.nodes
     chained: dict[RowEntry, int] = {}
-    for row in (r for r in facts.walk if training.ops[r] == "_grad_add"):
-        term, k = facts.reads[row][1]
+    if training.graph.adds_afterwards:
+        return chained
+    for (term, k), row in find_added_in_place(training).items():
         x = facts.owner[term]
-        if x < 0 or not in_place[t.output_start[term] + k]:
-            continue
-        op = training.graph.nodes[x].op
         by_mkldnn = facts.mkldnn and training.signatures[term].tensors[k].dtype == FLOAT
-        if op in ACCUMULATING and not (by_mkldnn and op in BY_MKLDNN):
+        if x >= 0 and not facts.masked[x] and not (by_mkldnn and nodes[x].op in BY_MKLDNN):
             chained[term, k] = row
     return chained
 

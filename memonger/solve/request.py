@@ -15,7 +15,7 @@ from memonger.costs.time.cpu import NOMINAL_CPU
 from memonger.costs.time.gpus import USUAL, find_sheet
 from memonger.costs.time.times import TimedDevice
 from memonger.graph import inputs, marks
-from memonger.graph.forward import no_collection
+from memonger.graph.forward import AFTERWARDS, no_collection
 from memonger.graph.operators.recompute import ANY, CPU, GPU, targets_of
 from memonger.solve.options import Options, read_options, split_options
 from memonger.solve.selection import Selection, read_operators, select
@@ -27,8 +27,8 @@ from memonger.support.types import Context, Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
 
-#: The attributes of variables that a bind reads (``src/executor/graph_executor.cc``).
-READ_BY_BIND = {"__shape__", "__dtype__", "__storage_type__", "__ctx_group__"}
+#: The attributes of variables that a bind reads (``src/executor/graph_executor.cc``), or a plan.
+READ_BY_BIND = {"__shape__", "__dtype__", "__storage_type__", "__ctx_group__", AFTERWARDS}
 
 
 @dataclass(frozen=True, eq=False)

@@ -376,7 +376,7 @@ def confirm_or_none(strategy: Strategy, plan: Candidate) -> Solution:
 
 def _confirm(strategy: Strategy, plan: Candidate) -> Solution:
     """Make the symbol of a plan, and confirm its memory by one bind."""
-    unplanned, warnings = strategy.unplanned, []
+    unplanned, warnings = strategy.unplanned, [*strategy.wrong_gradients]
     if plan.schedule is None and not plan.recomputes:
         symbol, memory = marks.clear(strategy.request.symbol), unplanned
     else:

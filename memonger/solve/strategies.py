@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import logging
+from collections import Counter
 from dataclasses import replace
 from typing import Callable, Hashable, Iterable, Sequence, Union
 
@@ -17,15 +18,17 @@ import numpy as np
 from memonger.costs.bind import has_mkldnn
 from memonger.costs.held import Held, find_held
 from memonger.costs.lower_bound import LowerBound, find_lower_bound
+from memonger.costs.replay import find_added_in_place, find_adding_rows
 from memonger.costs.time.gpus import GPUS
 from memonger.costs.time.roofline import Times
 from memonger.costs.time.times import find_times
 from memonger.graph import marks
-from memonger.graph.forward import RECORD
+from memonger.graph.forward import FLOAT, RECORD
+from memonger.graph.operators.added import WRONG, adds_otherwise
 from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.graph.operators.tensors import MOST_ON_GPU, check_elements
 from memonger.graph.read import forward_graph
-from memonger.graph.training import training_graphs
+from memonger.graph.training import NO_NODE, training_graphs
 from memonger.planners.candidates import (
     Candidate,
     MarkPlan,
@@ -56,7 +59,7 @@ from memonger.solve.memory import (
 from memonger.solve.options import Options
 from memonger.solve.request import Request, fingerprint
 from memonger.support.cache import Latest
-from memonger.support.errors import MB, format_size
+from memonger.support.errors import MB, MemongerError, format_size
 from memonger.support.parallel import progress_bar
 from memonger.support.types import Bools, Doubles, Symbol
 
@@ -95,6 +98,8 @@ class _BaseStrategy:
         self.trainings = training_graphs(graph, [wanted, *others])
         self.training = self.trainings[0]  # with the gradients that the user wants
         self.no_marks = np.zeros(len(graph.nodes), dtype=np.bool_)
+        kind = request.device_type
+        self.mkldnn = kind == ANY or kind != GPU and has_mkldnn(request.device)
         until = len(graph.nodes) if request.until is None else request.until
         #: The nodes that the user keeps, and those that the user wants recomputed.
         kept = {*range(until, len(graph.nodes)), *request.keep.nodes}
@@ -142,6 +147,33 @@ class _BaseStrategy:
             text = "predicting times from the data sheet of %r; set gpu= for another"
             log.info(text, self.options.gpu)
         return find_times(self.training, self.timed_on)
+
+    def describe_added(self, differ: Callable[[str, bool], bool]) -> tuple[str, str]:
+        """Describe the operators whose gradient MXNet's executor adds to a sum in place.
+
+        Returns the names of those for which ``differ`` returns true, given the kind of the operator
+        and whether MKLDNN may compute it; and how to have MXNet add their gradients afterwards.
+        """
+        training = self.training
+        names: dict[str, None] = {}
+        sums = Counter(training.gradient_of[r] for r in np.flatnonzero(find_adding_rows(training)))
+        for row, k in find_added_in_place(training):
+            x, by_mkldnn = training.origin[row], training.signatures[row].tensors[k].dtype == FLOAT
+            if x != NO_NODE and differ(self.graph.nodes[x].op, self.mkldnn and by_mkldnn):
+                names[f"{self.graph.nodes[x].name!r} ({self.graph.nodes[x].op})"] = None
+        more = max(sums.values(), default=0) + 2  # than the terms of any sum
+        others = f" and {len(names) - 1} more" * (len(names) > 1)
+        cure = f"set MXNET_EXEC_INPLACE_GRAD_SUM_CAP={more} before MXNet is imported"
+        return next(iter(names), "") + others, cure
+
+    @functools.cached_property
+    def wrong_gradients(self) -> list[str]:
+        """The warning of gradients that MXNet computes wrongly, with or without a plan."""
+        names, cure = self.describe_added(lambda op, _: op in WRONG)
+        if self.graph.adds_afterwards or not names:
+            return []
+        text = "MXNet computes wrong gradients, with or without a plan: it adds those of"
+        return [f"{text} {names} to sums in place, which such operators cannot do; {cure}"]
 
     def predict_added_time(self, memory: Memory) -> float:
         """Predict the time that recomputation adds to a step, as a share of one without a plan."""
@@ -196,6 +228,15 @@ class _BaseStrategy:
 
 class Marks(_BaseStrategy):
     """Marks on operators, with which MXNet recomputes each result at most once."""
+
+    def __init__(self, request: Request, options: Options) -> None:
+        super().__init__(request, options)
+        names, cure = self.describe_added(adds_otherwise)
+        if self.graph.adds_afterwards and names:
+            raise MemongerError(
+                f"the gradients of {names} would differ with marks: MXNet's executor adds them to "
+                f"sums in place, and Gluon afterwards; {cure}, or plan with how='schedule'"
+            )
 
     def search_smallest(self) -> SearchResult:
         """Search for the plan of least memory; it comes first, others of the search follow."""
@@ -280,8 +321,6 @@ class Schedules(_BaseStrategy):
         refuse_waiting(training.graph, request.device_type)
         self.workload = schedules.workload(training, self.kept, self.forced)
         added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
-        kind = request.device_type
-        self.mkldnn = kind == ANY or kind != GPU and has_mkldnn(request.device)
         self.parts = make_parts(self.workload, (), self.mkldnn)  # the search adds no gradients
         self.parts_of_step = make_parts(self.workload, added, self.mkldnn) if added else self.parts
         self._memories: Latest[Memory] = Latest(8)

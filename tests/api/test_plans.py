@@ -62,6 +62,19 @@ def test_figures_of_a_plan_are_what_mxnet_plans() -> None:
     assert list(plan.kept) == [n for n in operators if n not in plan.recomputed]
 
 
+@pytest.mark.parametrize("how", ["marks", "schedule", "auto"])
+def test_a_wrong_gradient_of_mxnet_is_named(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """MXNet adds to the sum of eight gradients in place, which ``clip`` cannot do."""
+    x = S.tanh(S.FullyConnected(S.Variable("data"), num_hidden=64))
+    rows = [S.sin(S.FullyConnected(x, num_hidden=64)) for _ in range(7)]
+    for others, warned in ((rows[1:], False), (rows, True)):
+        caplog.clear()
+        symbol = S.MakeLoss(S.add_n(S.clip(x, -0.5, 0.5, name="limit"), *others))
+        memonger.plan(symbol, {"data": (64, 64)}, patience=0.02, how=how)
+        text = r"wrong gradients.* 'limit' \(clip\).*set MXNET_EXEC_INPLACE_GRAD_SUM_CAP=9 before"
+        assert bool(re.search(text, caplog.text)) == warned
+
+
 @pytest.mark.parametrize("kind", [Marks, Schedules])
 def test_a_small_network_is_planned_with_little_effort(
     kind: type[Marks | Schedules], caplog: pytest.LogCaptureFixture

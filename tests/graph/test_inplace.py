@@ -374,7 +374,8 @@ TABLES = {
     "inplace": ("IGNORED",),
     "layouts": ("PRODUCES_BLOCKED",),
     "recompute": ("CONTROL_FLOW", "UNTOUCHED", "UNREAD_ANYWHERE", "UNREAD_UNFUSED"),
-    "recorded": ("PRODUCTS", "ACCUMULATING", "BY_MKLDNN", "NOT_INTO_ARRAYS", "ASYNCHRONOUS"),
+    "recorded": ("PRODUCTS", "BY_MKLDNN", "NOT_INTO_ARRAYS", "ASYNCHRONOUS"),
+    "added": ("WRONG", "ROUNDING"),
 }
 
 

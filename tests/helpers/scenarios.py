@@ -57,16 +57,16 @@ def train(
     return {**left_in(*nets), **kept}
 
 
-def run(scenario: Scenario, how: str) -> Arrays:
-    """Return what a scenario leaves, with plain ``hybridize()`` (no how) or by plans."""
+def run(scenario: Scenario, how: str, **flags: Any) -> Arrays:
+    """Return what a scenario leaves, with plain ``hybridize(**flags)`` (no how) or by plans."""
     nets = []
 
     def prepare(net: Any) -> Any:
         if not how:
-            net.hybridize()
+            net.hybridize(**flags)
             return net
         nets.append(net)
-        planned = memonger.gluon.plan(net, patience=PATIENCE, **HOWS[how])
+        planned = memonger.gluon.plan(net, patience=PATIENCE, **HOWS[how], **flags)
         assert planned is net
         return net
 
@@ -81,8 +81,10 @@ def run(scenario: Scenario, how: str) -> Arrays:
     return {name: getattr(one, "asnumpy", lambda one=one: one)() for name, one in left.items()}
 
 
-def unlike_plain(scenario: Scenario, hows: Iterable[str] = tuple(HOWS)) -> dict[str, list[str]]:
+def unlike_plain(
+    scenario: Scenario, hows: Iterable[str] = tuple(HOWS), **flags: Any
+) -> dict[str, list[str]]:
     """Return the names of the arrays that differ in a bit from those without a plan, by how."""
-    plain = run(scenario, "")
-    unlike = {how: different(plain, run(scenario, how)) for how in hows}
+    plain = run(scenario, "", **flags)
+    unlike = {how: different(plain, run(scenario, how, **flags)) for how in hows}
     return {how: names for how, names in unlike.items() if names}

@@ -55,11 +55,7 @@ PRODUCTS = frozenset(
     """.split()
 )
 
-#: Operators whose gradient may round differently if it adds to its output instead of being added
-#: later: products (a gemm with beta = 1), and sums over rows that are looked up.
-ACCUMULATING = PRODUCTS | {"Embedding", "gather_nd", "take"}
-
-#: The ones of these that MKLDNN computes, which adds later.
+#: The ones of these that MKLDNN computes. With the request 'add' it adds afterwards.
 BY_MKLDNN = frozenset(("Convolution", "Deconvolution", "FullyConnected"))
 
 #: Gradient -> inputs that it changes but does not declare (``FMutateInputs``).
