@@ -109,8 +109,8 @@ static void write_layouts(const State *s, int32_t row)
 
 void lead_layouts(
     Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, const Step *step,
-    Int64s want_read, Int64s want_written, Int64s *written, Int64s *read, Int32s *place,
-    Bools *other_read, Bools *other_written)
+    Int32s planned, Int32s block, Int64s want_read, Int64s want_written, Int64s *written,
+    Int64s *read, Int32s *place, Bools *other_read, Bools *other_written)
 {
     int64_t outputs = t->elements.count, inputs = t->read_row.count;
     *written = (Int64s){ZEROS(memory, int64_t, outputs), outputs};
@@ -123,9 +123,6 @@ void lead_layouts(
     for (int64_t out = 0; out < outputs; out++)
         place->at[out] = NOT_IN_PLACE;
     Memory then = *memory;
-    Int32s planned, block;
-    allocate(memory, t, step, 0, INFINITY, &planned);
-    add_in_place(memory, t, step, layouts->adding, planned, &block);
     int64_t *now = ZEROS(memory, int64_t, outputs);
     const int32_t *entry = step->entry.at;
     State s = {
@@ -165,7 +162,11 @@ void follow_layouts(
     Int64s *written, Int64s *read, Int32s *place)
 {
     Int64s any = {0};
+    Int32s planned, block;
     Bools other_read, other_written;
+    allocate(memory, t, step, 0, INFINITY, &planned);
+    add_in_place(memory, t, step, layouts->adding, planned, &block);
     lead_layouts(
-        memory, t, layouts, step, any, any, written, read, place, &other_read, &other_written);
+        memory, t, layouts, step, planned, block, any, any, written, read, place, &other_read,
+        &other_written);
 }

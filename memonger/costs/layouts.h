@@ -27,7 +27,7 @@ enum { ANY_LAYOUT = -1 }; /* no layout is expected, or the row of the read does 
 KERNEL int64_t find_layout(
     int64_t code, int64_t number, int64_t place, int64_t before, Int64s inputs, Bools plays);
 
-/* Predicts the layouts of a step.
+/* Predicts the layouts of a step in the memory of MXNet's executor.
  *
  * Returns, by entry, the layout that is ``written`` and its ``place``; by read, the layout that is
  * ``read`` (ANY_LAYOUT if the row does not run). */
@@ -37,10 +37,11 @@ KERNEL void follow_layouts(
 
 /* As follow_layouts, and compares with the layouts ``want_read`` and ``want_written``.
  *
- * These are by read and by entry; they are empty if any layout is right. After a difference the
- * prediction goes on with the wanted layout of an entry, and with PLAIN for an input. Returns also
- * which reads and which entries differ. */
+ * These are by read and by entry; they are empty if any layout is right. ``planned`` is the block
+ * of each entry before add_in_place, and ``block`` after it. After a difference the prediction goes
+ * on with the wanted layout of an entry, and with PLAIN for an input. Returns also which reads and
+ * which entries differ. */
 KERNEL void lead_layouts(
     Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, const Step *step,
-    Int64s want_read, Int64s want_written, Int64s *written, Int64s *read, Int32s *place,
-    Bools *other_read, Bools *other_written);
+    Int32s planned, Int32s block, Int64s want_read, Int64s want_written, Int64s *written,
+    Int64s *read, Int32s *place, Bools *other_read, Bools *other_written);

@@ -345,7 +345,7 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
         return step
     try:
         for k in range(ROUNDS + 1):
-            inserts = parts.expected.differences(step, step.rows.source)
+            inserts = parts.expected.differences(step, step.rows.source, step.alive.block)
             if not inserts:
                 return step
             if k == ROUNDS:

@@ -61,11 +61,13 @@ class Expected:
         #: Rows that crash in MKLDNN unless they overwrite their blocked input.
         self.overwriting = rows[self.read_layout[t.read_start[rows]] != PLAIN].tolist()
 
-    def differences(self, training: StepGraph, source: Int32s) -> dict[int, list[Insert]]:
+    def differences(
+        self, training: StepGraph, source: Int32s, block: Int32s
+    ) -> dict[int, list[Insert]]:
         """Return the operators to insert at each row of a training step, so that layouts match.
 
         The layouts of later rows are computed as if the operators were inserted. ``source`` is as
-        in `Rows`.
+        in `Rows`, and ``block`` as in `Lifetimes`.
         """
         t = training.arrays
         step = compiled.find_step(t, np.zeros(0, dtype=np.bool_))
@@ -80,7 +82,7 @@ class Expected:
         corrected[step.entry[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
         want_output[(readers == 0) | (corrected & (readers == 1))] = ANY_LAYOUT
         _, read, have, other_read, other_output = compiled.lead_layouts(
-            t, layouts, step, want_read, want_output
+            t, layouts, step, block, block, want_read, want_output
         )
         for one, other in _read_with_workspace(t, ops):
             usual = self.read_layout[place[[one, other]]]

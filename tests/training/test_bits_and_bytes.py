@@ -164,6 +164,16 @@ def max_of_a_sum() -> Network:
     return loss, {"data": (4, 8, 6, 6)}
 
 
+def viewed(view: str, first: bool) -> Network:
+    """Read a convolution by a view, which makes its array plain, and by a BatchNorm."""
+    x = S.Convolution(S.var("data"), num_filter=8, kernel=(3, 3), pad=(1, 1))
+    views = {"Flatten": S.Flatten, "expand_dims": lambda x: S.expand_dims(x, axis=1)}
+    parts = [S.sin(views[view](x)), S.sin(S.BatchNorm(x, fix_gamma=False))]
+    return S.Group([S.MakeLoss(part) for part in parts[:: 1 if first else -1]]), {
+        "data": (4, 3, 8, 8)
+    }
+
+
 def pooled_to_one(**pooling: Any) -> Network:
     """Build a product in place that makes blocks of the image that is pooled."""
 
@@ -205,6 +215,11 @@ NETWORKS: dict[str, Row] = {
     "named in any letters": Row(named_in_any_letters),
     **{op: Row(functools.partial(softmax_of_blocks, op)) for op in ("softmax", "log_softmax")},
     "max of a sum": Row(max_of_a_sum, levels=("three levels", "six levels")),
+    **{
+        f"{view} {place} a BatchNorm": Row(functools.partial(viewed, view, place == "before"))
+        for view in ("Flatten", "expand_dims")
+        for place in ("before", "after")
+    },
     **{
         f"pooled, {kind}": Row(
             functools.partial(pooled_to_one, **pooling), lambda net: ["second", "product"], **SOME
