@@ -48,19 +48,27 @@ typedef struct {
     const Step *step;
     const int32_t *planned, *block; /* by entry; block: after add_in_place */
     int64_t *written, *read;        /* layouts, by entry and by read */
-    int64_t *now;                   /* by block: the layout of its latest tensor */
+    int64_t *now;                   /* by block: its layout */
+    int64_t *shape;                 /* by block: the shape that it is laid out for */
     int32_t *place;
 } State;
+
+/* Returns the layout in which an entry is read. Nothing reads the blocks of another shape. */
+static int64_t layout_of(const State *s, int32_t entry)
+{
+    int32_t block = s->block[entry];
+    if (block < 0)
+        return s->written[entry];
+    return s->shape[block] == s->layouts->shape.at[entry] ? s->now[block] : PLAIN;
+}
 
 /* Finds the layouts of the inputs of a row. */
 static void read_layouts(const State *s, int32_t row)
 {
     int64_t first = s->t->read_start.at[row], begin = s->t->output_start.at[row];
     int64_t *read = s->read;
-    for (int64_t j = first; j < s->t->read_start.at[row + 1]; j++) {
-        int32_t entry = s->step->entry.at[j], block = s->block[entry];
-        read[j] = block < 0 ? s->written[entry] : s->now[block];
-    }
+    for (int64_t j = first; j < s->t->read_start.at[row + 1]; j++)
+        read[j] = layout_of(s, s->step->entry.at[j]);
     /* The gradient of BatchNorm converts a plain gradient to the blocks of its data
      * (MKLDNNBatchNormBackwardImpl). */
     if (s->t->output_start.at[row + 1] > begin && s->layouts->code.at[begin] == NORM_GRADIENT)
@@ -123,10 +131,10 @@ void lead_layouts(
     for (int64_t out = 0; out < outputs; out++)
         place->at[out] = NOT_IN_PLACE;
     Memory then = *memory;
-    int64_t *now = ZEROS(memory, int64_t, outputs);
+    int64_t *now = ZEROS(memory, int64_t, outputs), *shape = ZEROS(memory, int64_t, outputs);
     const int32_t *entry = step->entry.at;
     State s = {
-        t, layouts, step, planned.at, block.at, written->at, read->at, now, place->at,
+        t, layouts, step, planned.at, block.at, written->at, read->at, now, shape, place->at,
     };
     for (int64_t i = 0; i < step->order.count; i++) {
         int32_t row = step->order.at[i];
@@ -145,13 +153,22 @@ void lead_layouts(
             read_layouts(&s, row);
         write_layouts(&s, row);
         for (int64_t out = t->output_start.at[row]; out < t->output_start.at[row + 1]; out++) {
+            int64_t *layout = written->at + out;
+            int32_t b = block.at[out];
+            if (b >= 0 && (place->at[out] == NOT_IN_PLACE || *layout != now[b]))
+                shape[b] = layouts->shape.at[out];
+            if (b >= 0)
+                now[b] = *layout;
+            *layout = layout_of(&s, (int32_t)out);
             int64_t want = want_written.count ? want_written.at[out] : ANY_LAYOUT;
-            if (want != ANY_LAYOUT && want != written->at[out]) {
-                other_written->at[out] = true;
-                written->at[out] = want;
+            if (want == ANY_LAYOUT || want == *layout)
+                continue;
+            other_written->at[out] = true;
+            *layout = want;
+            if (b >= 0) {
+                now[b] = want;
+                shape[b] = layouts->shape.at[out];
             }
-            if (block.at[out] >= 0)
-                now[block.at[out]] = written->at[out];
         }
     }
     give_back(memory, then);

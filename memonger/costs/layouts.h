@@ -7,6 +7,7 @@
 typedef struct {
     Int8s code;    /* by entry: how its layout is determined */
     Int64s number; /* by entry: equal for operators of equal signatures */
+    Int64s shape;  /* by entry: equal for tensors of equal shapes */
     Bools shows;   /* by read: whether results may depend on the layout of the input */
     Bools plays;   /* by read: whether the layouts of outputs may depend on that of the input */
     Bools adding;  /* by row: whether it adds one gradient to another */

@@ -53,8 +53,8 @@ def find_layouts(training: StepGraph, scoring: bool = False) -> LayoutArrays:
     facts_of: dict[tuple[int, Tensor | None], Facts] = {}
     facts = []
     for signature, first in zip(signatures, t.read_start.tolist()):
-        data = None  # the first input
-        if signature.inputs:
+        data = None
+        if signature.op == "Convolution":
             data = signatures[t.read_row[first]].tensors[t.read_output[first]]
         key = id(signature), data
         facts_of[key] = facts_of.get(key) or _find_facts(signature, data)
@@ -66,17 +66,15 @@ def find_layouts(training: StepGraph, scoring: bool = False) -> LayoutArrays:
     if scoring:
         code[code == USUAL] = CHOSEN
     read = ~t.read_ignored
-    return LayoutArrays(code, number, shows & read, plays & read, find_adding_rows(training))
+    shape = np.array([hash(x.shape) for signature in signatures for x in signature.tensors])
+    adding = find_adding_rows(training)
+    return LayoutArrays(code, number, shape, shows & read, plays & read, adding)
 
 
 def _find_facts(signature: Signature, data: Tensor | None) -> Facts:
     """Look up the facts of one signature of rows."""
     op, attrs, inputs, tensors = signature.op, signature.attrs, signature.inputs, signature.tensors
     names = [layout_of_output(op, attrs, inputs, t, k, data) for k, t in enumerate(tensors)]
-    for j, k, is_identity in signature.options:
-        # Nothing reads the blocks of a view of another shape.
-        if is_identity and j == 0 and data is not None and data.shape != tensors[k].shape:
-            names[k] = "always_plain"
     # cudnn_off chooses between kernels on a GPU, which has no such layouts.
     parameters = sorted(pair for pair in attrs.items() if pair[0] != "cudnn_off")
     text = repr((op, parameters, inputs, [tensor[:2] for tensor in tensors]))

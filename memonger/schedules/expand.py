@@ -14,6 +14,7 @@ from typing import Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from memonger.costs.layouts import PLAIN
 from memonger.costs.replay import find_added_in_place, replay
 from memonger.graph.arrays import join_columns, list_reads
 from memonger.graph.forward import FLOAT, ForwardGraph, RowEntry, no_collection
@@ -28,6 +29,7 @@ from memonger.schedules.layouts import Expected, refusal
 from memonger.schedules.rows import NodeVariants
 from memonger.schedules.schedule import FIRST_TIME, Schedule, Workload, adapt, check, workload
 from memonger.schedules.training_step import (
+    AT_ONCE,
     Parts,
     RowBuilder,
     StepRow,
@@ -105,6 +107,8 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
             source, k = int(t.read_row[t.read_start[row]]), int(t.read_output[t.read_start[row]])
             read, written = unplanned.blocks[t.output_start[[source, row]] + [k, 0]]
             in_place[row] = bool(read == written >= 0)
+    if mkldnn and expected is not None:
+        _refuse_blocked_sums(training, expected, added)
     return Parts(
         work=work,
         mkldnn=mkldnn,
@@ -128,6 +132,26 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
         in_place=in_place,
         expected=expected,
     )
+
+
+def _refuse_blocked_sums(
+    training: TrainingGraph, expected: Expected, added: Collection[int]
+) -> None:
+    """Raise MemongerError if all terms of a sum that is added to an array may be in blocks.
+
+    MXNet then adds the sum by MKLDNN, otherwise term by term (``ElementWiseSumComputeExCPU`` in
+    ``src/operator/tensor/elemwise_sum.cc``).
+    """
+    t, nodes = training.arrays, training.graph.nodes
+    for a, row in zip(training.wanted, t.head_row[t.outputs :].tolist()):
+        reads = expected.read_layout[t.read_start[row] : t.read_start[row + 1]]
+        is_sum = training.ops[row] == "add_n" and len(reads) > AT_ONCE
+        if a in added and is_sum and (reads != PLAIN).all():
+            raise MemongerError(
+                f"the gradient of {nodes[a].name!r} (grad_req 'add') has {len(reads)} terms, which "
+                "MKLDNN may lay out in blocks, so that a schedule may add them in another order; "
+                "give it grad_req 'write', set MXNET_MKLDNN_ENABLED=0, or plan with how='marks'"
+            )
 
 
 def _read_rows(work: Workload, mkldnn: bool) -> _RowFacts:

@@ -41,6 +41,8 @@ Reads = Sequence[RowEntry]  # of rows, or of variants
 ALIGNMENT = 256  # bytes; the alignment of ``cudaMalloc``, and more than MKLDNN needs
 ROOM = 2 * ALIGNMENT  # bytes of an arena, before the first tensor and to align it
 
+AT_ONCE = 4  # terms of a sum that MXNet adds to an array at once; more it adds one by one
+
 #: Prefix of the names of rows that only a schedule runs.
 OURS = "memonger_again_"
 

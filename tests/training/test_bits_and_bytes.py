@@ -165,9 +165,13 @@ def max_of_a_sum() -> Network:
 
 
 def viewed(view: str, first: bool) -> Network:
-    """Read a convolution by a view, which makes its array plain, and by a BatchNorm."""
-    x = S.Convolution(S.var("data"), num_filter=8, kernel=(3, 3), pad=(1, 1))
-    views = {"Flatten": S.Flatten, "expand_dims": lambda x: S.expand_dims(x, axis=1)}
+    """Read blocks by a view, which may make them plain, and by a BatchNorm."""
+    x = S.relu(S.Convolution(S.var("data"), num_filter=8, kernel=(3, 3), pad=(1, 1)))
+    views = {
+        "Flatten": S.Flatten,
+        "expand_dims": lambda x: S.expand_dims(x, axis=1),
+        "reshape_like": lambda x: S.reshape_like(x, S.zeros((4, 512))),
+    }
     parts = [S.sin(views[view](x)), S.sin(S.BatchNorm(x, fix_gamma=False))]
     return S.Group([S.MakeLoss(part) for part in parts[:: 1 if first else -1]]), {
         "data": (4, 3, 8, 8)
@@ -217,7 +221,7 @@ NETWORKS: dict[str, Row] = {
     "max of a sum": Row(max_of_a_sum, levels=("three levels", "six levels")),
     **{
         f"{view} {place} a BatchNorm": Row(functools.partial(viewed, view, place == "before"))
-        for view in ("Flatten", "expand_dims")
+        for view in ("Flatten", "expand_dims", "reshape_like")
         for place in ("before", "after")
     },
     **{

@@ -40,7 +40,7 @@ class LayoutRule(Struct):
 #: The rule for networks in which no plan can change a layout that matters.
 NO_RULE = LayoutRule(
     False,
-    LayoutArrays(*[np.zeros(0, dtype) for dtype in (np.int8, np.int64, *[np.bool_] * 3)]),
+    LayoutArrays(*[np.zeros(0, k) for k in ("int8", "int64", "int64", *["bool"] * 3)]),
     *[np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.int32, np.bool_)],
 )
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Callable, Container, Mapping, NamedTuple, Sequ
 import numpy as np
 
 from memonger.graph.forward import RowEntry
-from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import SYNCHRONIZED, truth
 from memonger.graph.operators.recorded import (
     ASYNCHRONOUS,
@@ -31,7 +30,7 @@ from memonger.graph.operators.recorded import (
 )
 from memonger.graph.operators.tensors import Attributes, Shape, Tensor
 from memonger.schedules.execution.arena import address, array_at
-from memonger.schedules.training_step import TrainingStep
+from memonger.schedules.training_step import AT_ONCE, TrainingStep
 from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.kernels import compiled
 from memonger.support.mxnet import mx, wait_for_engine
@@ -171,9 +170,8 @@ def _poison(step: TrainingStep) -> Mapping[int, Sequence[Call]]:
 def _sums(step: TrainingStep) -> list[dict[int, list[Call]]]:
     """Return, by row, the additions to arrays of gradients: those after a row, those before one.
 
-    Sums of more than four terms are added to the array term by term, as MXNet does unless a term is
-    blocked (``ElementWiseSumCompute_`` with the request 'add', in
-    ``src/operator/tensor/elemwise_sum.h``).
+    Sums of more than four terms are added to the array term by term, as MXNet does
+    (``ElementWiseSumCompute_`` with the request 'add', in ``src/operator/tensor/elemwise_sum.h``).
     """
     after: dict[int, list[Call]] = defaultdict(list)
     before: dict[int, list[Call]] = defaultdict(list)
@@ -182,8 +180,7 @@ def _sums(step: TrainingStep) -> list[dict[int, list[Call]]]:
         if entry is not None and a in added and entry not in step.adding:
             row, name = entry[0], step.training.graph.nodes[a].name
             terms = step.builder.all[row].reads
-            blocked = any(step.ops[source] in PRODUCES_BLOCKED for source, _ in terms)
-            one_by_one = step.ops[row] == "add_n" and len(terms) > 4 and not blocked
+            one_by_one = step.ops[row] == "add_n" and len(terms) > AT_ONCE
             (before if one_by_one else after)[row] += [
                 Invocation(-1, "_grad_add", {}, (name, term), (name,))
                 for term in (terms if one_by_one else [entry])
