@@ -229,6 +229,8 @@ def _train(
         for name, value in start.items():
             {**args, **aux}[name][:] = value
         grads = {n: gradient for n, gradient in executor.grad_dict.items() if gradient is not None}
+        for gradient in grads.values():  # MXNet may add to it, write over it or leave it as it is
+            gradient[:] = 0.125
         momentum = {n: mx.nd.zeros_like(args[n]) for n in grads}
         draw = np.random.RandomState(seed).uniform
         heads = [mx.nd.array(draw(-1, 1, o.shape), ctx, o.dtype) for o in executor.outputs]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Callable, Container, Iterable, Iterator, Mappi
 import numpy as np
 
 from memonger.gluon import autograd, stub, tape
+from memonger.graph.marks import list_fixed_gammas
 from memonger.graph.operators.recompute import draws, waits_for_devices
 from memonger.schedules.execution.arena import address
 from memonger.schedules.execution.executor import ScheduledExecutor
@@ -189,6 +190,7 @@ class Runner:
         weakref.finalize(self, _defer_free, threading.current_thread(), self.executor)
         is_scheduled = isinstance(self.executor, ScheduledExecutor)
         self._states = [] if is_scheduled else self.executor.aux_arrays  # `order_state_readers`
+        self._gammas = [bound[name] for name in list_fixed_gammas(graph.symbol)]
         # New handles of the outputs, marked as variables, for which the tape has gradients.
         self.results = [output.detach() for output in self.executor.outputs]
         mx.autograd.mark_variables(self.results, [*map(mx.nd.zeros_like, self.results)], "write")
@@ -208,6 +210,8 @@ class Runner:
         # If a block is called twice, several executors update its statistics.
         order_state_readers(self._states)
         self.executor.forward(is_train=True)
+        for gamma in self._gammas:
+            gamma[:] = 1
 
     @deferred_signals()  # an exception in the stub's hook would be lost, and the call with it
     def forward(self, arrays: Arrays) -> list[NDArray]:

@@ -188,6 +188,23 @@ def is_marked(symbol: Symbol) -> bool:
     return any(truth(node.get("attrs", {}).get(FORCE)) for node in read(symbol)["nodes"])
 
 
+def list_fixed_gammas(symbol: Symbol) -> list[str]:
+    """Return the names of gammas that MXNet sets to 1 only when it recomputes their BatchNorm.
+
+    With ``fix_gamma`` the forward pass sets gamma to 1 if its mean is read
+    (``BatchNormForwardImpl`` in ``src/operator/nn/batch_norm.cc``). The gradient of a recomputed
+    BatchNorm reads the mean of the second run, so that a forward pass alone sets nothing.
+    """
+    nodes = read(symbol)["nodes"]
+    names = []
+    for node in nodes:
+        attrs = node.get("attrs", {})
+        is_fixed = node["op"] == "BatchNorm" and truth(attrs.get("fix_gamma", "True"))
+        if is_fixed and truth(attrs.get(FORCE)):
+            names.append(nodes[node["inputs"][1][0]]["name"])
+    return names
+
+
 def clear(symbol: Symbol) -> Symbol:
     """Return a copy without marks, which records the user's own."""
     graph = read(symbol)

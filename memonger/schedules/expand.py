@@ -18,6 +18,7 @@ from memonger.costs.layouts import PLAIN
 from memonger.costs.replay import find_added_in_place, replay
 from memonger.graph.arrays import join_columns, list_reads
 from memonger.graph.forward import FLOAT, ForwardGraph, RowEntry, no_collection
+from memonger.graph.operators.added import is_fixed_gamma
 from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.inplace import reads_overwritten
 from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
@@ -45,9 +46,8 @@ from memonger.support.kernels import compiled
 
 log = logging.getLogger("memonger")
 
-#: Gradients that are zero, or that MXNet never writes (of labels).
-UNWRITTEN = {("_zeros_without_dtype", 0)}
-UNWRITTEN |= {(f"_backward_{op}_reg_out", 1) for op in ("linear", "logistic", "mae")}
+#: Gradients that MXNet never writes: of labels.
+UNWRITTEN = {(f"_backward_{op}_reg_out", 1) for op in ("linear", "logistic", "mae")}
 UNWRITTEN |= {("_backward_SoftmaxOutput", 1)}
 
 ROUNDS = 8  # of inserting operators for layouts; each may change the layouts of later rows
@@ -85,7 +85,7 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
     """
     facts = _read_rows(work, mkldnn)
     training, t = work.training, work.training.arrays
-    gradients, left_out = _find_gradients(facts)
+    gradients, left_out, zeroed = _find_gradients(facts)
     chained = _find_chained(facts)
     recorded, adding = _find_recorded(facts, added, gradients, chained)
     builder, again = _make_variants(facts, recorded)
@@ -129,6 +129,7 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
         adding=adding.union(chained),
         chained=chained,
         left_out=left_out,
+        zeroed=zeroed,
         in_place=in_place,
         expected=expected,
     )
@@ -170,16 +171,18 @@ def _read_rows(work: Workload, mkldnn: bool) -> _RowFacts:
     return _RowFacts(work, training, mkldnn, owner, reads, walk, handed_on, masked)
 
 
-def _find_gradients(facts: _RowFacts) -> tuple[list[RowEntry | None], frozenset[int]]:
+def _find_gradients(
+    facts: _RowFacts,
+) -> tuple[list[RowEntry | None], frozenset[int], frozenset[int]]:
     """Return the entry of the gradient of each argument, or None if the gradient is zero.
 
-    The entries are those that copies read. The second result has the arguments whose gradient
-    MKLDNN does not write.
+    The entries are those that copies read. The second result has the arguments whose gradient MXNet
+    does not write, and the third those of which MKLDNN writes zeros even where it should add.
     """
     training, t = facts.training, facts.training.arrays
     gradients: list[RowEntry | None] = []
     unwritten = _unwritten_biases(facts) if facts.mkldnn else set()
-    left_out = set()
+    left_out, zeroed = set(), set()
     rows = t.head_row[t.outputs :]
     outputs = t.head_entry[t.outputs :] - t.output_start[rows]
     for a, entry in zip(training.wanted, zip(rows.tolist(), outputs.tolist())):
@@ -187,6 +190,7 @@ def _find_gradients(facts: _RowFacts) -> tuple[list[RowEntry | None], frozenset[
         if training.names[entry[0]] == name + "_copy":
             entry = facts.reads[entry[0]][0]
         entry = facts.handed_on.get(entry, entry)
+        signature = training.signatures[entry[0]]
         if entry in unwritten:
             left_out.add(a)
             log.warning(
@@ -194,8 +198,14 @@ def _find_gradients(facts: _RowFacts) -> tuple[list[RowEntry | None], frozenset[
                 "a bias whose weight gets none; set MXNET_MKLDNN_ENABLED=0 to train this bias",
                 name,
             )
-        gradients.append(None if (training.ops[entry[0]], entry[1]) in UNWRITTEN else entry)
-    return gradients, frozenset(left_out)
+        elif (signature.op, entry[1]) in UNWRITTEN:
+            left_out.add(a)
+        elif facts.mkldnn and is_fixed_gamma(signature.op, signature.attrs, entry[1]):
+            if signature.tensors[0].dtype == FLOAT:
+                zeroed.add(a)
+        is_zero = signature.op == "_zeros_without_dtype" or a in zeroed
+        gradients.append(None if is_zero else entry)
+    return gradients, frozenset(left_out), frozenset(zeroed)
 
 
 def _unwritten_biases(facts: _RowFacts) -> set[RowEntry]:

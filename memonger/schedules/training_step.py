@@ -70,7 +70,8 @@ class Parts:
     #: the row that would add them, else to the caller's array.
     adding: frozenset[VariantEntry]
     chained: Mapping[VariantEntry, int]
-    left_out: frozenset[int]  # arguments whose gradient MKLDNN does not write
+    left_out: frozenset[int]  # arguments whose gradient MXNet does not write
+    zeroed: frozenset[int]  # arguments whose gradient MKLDNN sets to zero, even if it is added
     #: Row whose results depend on whether it overwrites its first input -> whether it does without
     #: a schedule.
     in_place: Mapping[int, bool]

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Callable, cast
 
 from memonger.gluon.runner import order_state_readers
+from memonger.graph import marks
 from memonger.graph.forward import INSERTED, RECORD
 from memonger.schedules.execution.plain import PlainNetwork
 from memonger.support.mxnet import mx
@@ -29,11 +30,14 @@ class MarkedExecutor(mx.executor.Executor):
     _own: set[str]  # the names of these nodes
     _added: tuple[str, ...]  # with which the names of other nodes' outputs begin
     _plain: PlainNetwork
+    _gammas: list[NDArray]  # that a forward pass without marks sets to 1
 
     def forward(self, is_train: bool = False, **kwargs: NDArray) -> list[NDArray]:
         """Compute the outputs; parameters as those of ``mx.executor.Executor.forward``."""
         if not self._plain.forward(self, bool(is_train), **kwargs):
             super().forward(is_train, **kwargs)
+            for gamma in self._gammas:
+                gamma[:] = 1
         outputs: list[NDArray] = self.outputs
         return outputs
 
@@ -77,6 +81,7 @@ def marked(executor: Executor, symbol: Symbol, plain: PlainNetwork) -> MarkedExe
     executor._own = {n["name"] for n in nodes} - {*added}
     executor._added = tuple(f"{name}_" for name in added)
     executor._plain = plain
+    executor._gammas = [executor.arg_dict[name] for name in marks.list_fixed_gammas(symbol)]
     return cast(MarkedExecutor, executor)
 
 

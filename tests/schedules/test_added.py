@@ -290,3 +290,23 @@ def test_sums_of_many_blocked_terms_are_refused() -> None:
     with pytest.raises(memonger.MemongerError, match="'weight' .*has 5 terms.*how='marks'"):
         compare(network, dict.fromkeys(["weight", "bias"], "add"), "plain")
     compare(network, {"bias": "add", "weight": "write"}, "plain")
+
+
+LOSSES: dict[str, Any] = {
+    "SoftmaxOutput": lambda x: S.SoftmaxOutput(x, S.Variable("label"), name="softmax"),
+    "MAERegressionOutput": lambda x: S.MAERegressionOutput(x, S.Variable("label"), name="mae"),
+    "BatchNorm": lambda x: S.MakeLoss(S.sin(S.BatchNorm(x, name="norm"))),
+    "BatchNormWithReLU": lambda x: S.MakeLoss(S.sin(S.contrib.BatchNormWithReLU(x, name="norm"))),
+}
+
+
+@pytest.mark.parametrize("request_", ["write", "add"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradients_that_mxnet_leaves_or_sets_to_zero_are_the_same(loss: str, request_: str) -> None:
+    """Of labels, and of gamma with ``fix_gamma``; arrays of gradients are not zero before."""
+    with mx.name.NameManager():
+        x = S.FullyConnected(S.tanh(S.Variable("data")), num_hidden=24, name="fc")
+        network = LOSSES[loss](S.reshape(x, (0, 6, 2, 2)) if "Norm" in loss else x)
+    given = {"data": (4, 3)}
+    for level in ("plain", "everything"):
+        compare((network, given), request_, level, wanted=network.list_arguments())

@@ -8,7 +8,9 @@ without ``static_alloc`` adds afterwards. ``tests/graph/test_added_in_place.py``
 
 from __future__ import annotations
 
+from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.recorded import BY_MKLDNN, PRODUCTS
+from memonger.graph.operators.tensors import Attributes
 
 #: Operators that ignore the request, write over the sum or scale it: MXNet's gradient is wrong.
 WRONG = frozenset(
@@ -37,3 +39,13 @@ def adds_otherwise(op: str, by_mkldnn: bool) -> bool:
     ``by_mkldnn`` says whether MKLDNN may compute it: it adds its products of matrices afterwards.
     """
     return op in WRONG or (op in ROUNDING and not (by_mkldnn and op in BY_MKLDNN))
+
+
+def is_fixed_gamma(op: str, attrs: Attributes, k: int) -> bool:
+    """Return whether result ``k`` of a gradient is that of a gamma that is not trained.
+
+    It is zero. MKLDNN writes zeros where it should add them (``MKLDNNBatchNormBackward`` in
+    ``src/operator/nn/mkldnn/mkldnn_batch_norm-inl.h``).
+    """
+    is_norm = op in ("_backward_BatchNorm", "_backward_contrib_BatchNormWithReLU")
+    return is_norm and k == 1 and truth(attrs.get("fix_gamma", "True"))

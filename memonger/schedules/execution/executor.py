@@ -79,7 +79,8 @@ class ScheduledExecutor(mx.executor.Executor):
         for a, entry in zip(step.training.wanted, step.gradients):
             name = graph.nodes[a].name
             if a not in step.parts.left_out or entry in step.adding:
-                self._gradient(grads[name], entry, requests[name] == "add")
+                is_added = requests[name] == "add" and a not in step.parts.zeroed
+                self._gradient(grads[name], entry, is_added)
             self._arrays[name] = grads[name]
 
     def __del__(self) -> None:
