@@ -181,7 +181,7 @@ def _find_gradients(
     """
     training, t = facts.training, facts.training.arrays
     gradients: list[RowEntry | None] = []
-    unwritten = _unwritten_biases(facts) if facts.mkldnn else set()
+    unwritten = find_unwritten_biases(training) if facts.mkldnn else set()
     left_out, zeroed = set(), set()
     rows = t.head_row[t.outputs :]
     outputs = t.head_entry[t.outputs :] - t.output_start[rows]
@@ -208,24 +208,33 @@ def _find_gradients(
     return gradients, frozenset(left_out), frozenset(zeroed)
 
 
-def _unwritten_biases(facts: _RowFacts) -> set[RowEntry]:
-    """Find gradients of biases that MKLDNN does not write because their weights get none."""
+def find_unwritten_biases(training: TrainingGraph) -> set[RowEntry]:
+    """Find gradients of biases that MKLDNN does not write because their weights get none.
+
+    Raises
+    ------
+    MemongerError
+        If another operator reads such a bias too: the sum of the gradients depends on what the
+        memory of this one holds.
+    """
     # src/operator/nn/mkldnn/mkldnn_fully_connected.cc
-    training, t, reads = facts.training, facts.training.arrays, facts.reads
+    t = training.arrays
+    reads = list_reads(t)
+    walk = [row for row in t.walk_row.tolist() if row >= 2 * t.forward]
     read_counts = compiled.find_step(t, np.zeros(t.forward, dtype=np.bool_)).reads
     unwritten = set()
-    for row in (r for r in facts.walk if training.ops[r] == "_backward_FullyConnected"):
+    for row in (row for row in walk if training.ops[row] == "_backward_FullyConnected"):
         head, output = reads[row][0]
         tensor = training.signatures[head].tensors[output]
         by_mkldnn = tensor.dtype == FLOAT and len(tensor.shape) <= AXES
         _, weight, *bias = read_counts[slice(*t.output_start[row : row + 2])]
         if by_mkldnn and weight == 0 and any(bias):
             unwritten.add((row, 2))
-    for row, _ in sorted(unwritten & set(chain(*reads))):
-        name = training.graph.nodes[facts.owner[row]].name
+    for row, _ in sorted(unwritten & set(chain(*(reads[row] for row in walk)))):
+        name = training.graph.nodes[training.origin[row]].name
         raise MemongerError(
             f"the bias of {name!r} is used more than once, and its gradient would be wrong, "
-            "with or without a schedule, because MKLDNN computes none for a bias whose weight gets "
+            "with or without a plan, because MKLDNN computes none for a bias whose weight gets "
             "none; give the bias grad_req 'null' too, or set MXNET_MKLDNN_ENABLED=0"
         )
     return unwritten

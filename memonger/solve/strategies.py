@@ -46,7 +46,7 @@ from memonger.planners.trees import search as trees
 from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.executor import refuse_waiting, tensors_of
 from memonger.schedules.execution.symbol import scheduled
-from memonger.schedules.expand import build_step, make_parts
+from memonger.schedules.expand import build_step, find_unwritten_biases, make_parts
 from memonger.schedules.training_step import TrainingStep
 from memonger.solve.memory import (
     Memory,
@@ -231,6 +231,8 @@ class Marks(_BaseStrategy):
 
     def __init__(self, request: Request, options: Options) -> None:
         super().__init__(request, options)
+        if self.mkldnn:
+            find_unwritten_biases(self.training)  # raises for one that is shared
         names, cure = self.describe_added(adds_otherwise)
         if self.graph.adds_afterwards and names:
             raise MemongerError(

@@ -93,6 +93,8 @@ def test_bias_of_a_fixed_weight_is_left_out(caplog: pytest.LogCaptureFixture) ->
     planned = scheduled(shared, everything(work_of(shared, shapes, ["bias"])))
     with pytest.raises(memonger.MemongerError, match="bias of 'fc[01]' is used more than once"):
         planned.simple_bind(mx.cpu(), {"bias": "write"}, data=(2, 4))
+    with pytest.raises(memonger.MemongerError, match="would be wrong, with or without a plan"):
+        memonger.plan(shared, shapes, grad_req={"bias": "write"}, how="marks")
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])
