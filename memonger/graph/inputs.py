@@ -86,12 +86,19 @@ def trace(net: object, names: Sequence[str]) -> object:
         variables = [variable.as_np_ndarray() for variable in variables]
     try:
         outputs, _ = mx.gluon.block._flatten(net(*variables), "output")
-        return mx.sym.Group([output for output in outputs if output is not None])
+        symbol = mx.sym.Group([output for output in outputs if output is not None])
     except Exception as error:  # of any kind: it is the block's own code
         raise MemongerError(
             f"{what} cannot be called on the symbols {', '.join(names)}: {mxnet_message(error)}; "
             "give the shapes of all its inputs in their order, and make it a HybridBlock"
         ) from error
+    graph = read(symbol)
+    for node in graph["nodes"]:
+        if node["op"] == "null" and node["name"] in parameters:
+            # Gluon keeps a variable with the type that the parameter had when it was made.
+            new = mx.sym.var(node["name"], dtype=parameters[node["name"]].dtype)
+            node["attrs"][TYPE] = new.attr(TYPE)
+    return load_nodes(graph["nodes"], graph["heads"])
 
 
 def read_devices(ctx: object) -> Context | str:

@@ -147,16 +147,20 @@ def _infer_types(
     if not types:
         typed = {node.name for node in nodes if node.is_variable and TYPE in node.hidden}
         types = {name: FLOAT for name in symbol.list_arguments() if name not in typed}
+    # Weights of another type, or an operator that needs the type of its first input: then only the
+    # types of the data are passed, as Module does, or none, if all follow from the weights.
+    given = {**dict.fromkeys(spec.shapes, FLOAT), **spec.types}
+    errors = []
     try:
-        try:
-            with _prints_in_errors(nodes):
-                _, inferred, _ = outputs.infer_type_partial(**types)
-        except mx.MXNetError:
-            # Weights of another type, or an operator that needs the type of its first input. Only
-            # the types of the data are passed, as Module does.
-            types = {**dict.fromkeys(spec.shapes, FLOAT), **spec.types}
-            with _prints_in_errors(nodes):
-                _, inferred, _ = outputs.infer_type_partial(**types)
+        for types in (types, given, spec.types):
+            try:
+                with _prints_in_errors(nodes):
+                    _, inferred, _ = outputs.infer_type_partial(**types)
+                break
+            except mx.MXNetError as error:
+                errors.append(error)
+        else:
+            raise errors[1]
         if inferred is None or None in inferred:
             # simple_bind raises here, but in training an unknown type is float32.
             kinds, _, _ = symbol.infer_type_partial(**types)

@@ -335,6 +335,23 @@ def test_a_gluon_block_that_was_cast_is_planned_in_its_type(how: str) -> None:
         memonger.plan(cast, shapes, type_dict=types, how="marks")
 
 
+def test_a_block_is_planned_with_the_types_that_it_has_now() -> None:
+    """Gluon keeps the variables of a block that was called before it was cast."""
+    blocks = [mx.gluon.nn.HybridSequential() for _ in range(2)]
+    for k, block in enumerate(blocks):
+        for _ in range(4):
+            block.add(mx.gluon.nn.Dense(64, activation="tanh"))
+        block.initialize()
+        if k:
+            memonger.plan(block, data=(128, 32), patience=0.02)
+        block.cast("float16")
+    given = {"data": (128, 32)}, {"data": "float16"}
+    plans = [memonger.plan(block, given[0], patience=0.02) for block in blocks]
+    plans.append(memonger.plan(blocks[1], given[0], type_dict=given[1], patience=0.02))
+    assert len({plan.unplanned_bytes for plan in plans}) == 1
+    assert len({plan.pool_bytes for plan in plans}) == 1
+
+
 def test_types_of_variables_stay_where_nothing_contradicts() -> None:
     x = mx.sym.Cast(mx.sym.Variable("free", dtype="float64"), dtype="float32")
     for k in range(6):
