@@ -14,7 +14,7 @@ INTERRUPTED = "interrupted before anything was found"
 #: Appended for a GPU that is too new or too old (docs/gpu.md).
 NO_CODE = (
     "MXNet's wheels have code for compute capability 5.0 to 8.9; use NVIDIA's container "
-    "mxnet:24.06-py3, or build MXNet from its source for this GPU (docs/gpu.md says how)"
+    "mxnet:24.06-py3 (docs/gpu.md)"
 )
 #: Appended where MXNet reads an array that MKLDNN has left in blocks as a view.
 IN_BLOCKS = (
