@@ -60,7 +60,9 @@ def prepare(
     def run() -> None:
         sys.argv = ["-m" if is_module else script, *arguments]
         sys.modules["__main__"] = main = ModuleType("__main__")
-        vars(main).update(__builtins__=builtins, __loader__=BuiltinImporter, __annotations__={})
+        vars(main).update(__builtins__=builtins, __loader__=BuiltinImporter)
+        if sys.version_info < (3, 14):  # later it is made when it is read (PEP 649)
+            main.__annotations__ = {}
 
         def begin() -> None:
             memonger.enable(**keywords).command = command

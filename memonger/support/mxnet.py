@@ -1,10 +1,10 @@
 """Import MXNet and read its settings; no other module does.
 
 MXNet was last released in 2022. Before it is imported, this module supplies what it needs and later
-releases of others removed: the name ``numpy.bool`` (removed in NumPy 1.24) and the module
-``distutils`` (removed in Python 3.12, but part of setuptools). It also loads the CUDA libraries of
-the ``cu112`` extra, which the dynamic loader would not find. MXNet takes seconds to import, so it
-is imported at the first use of ``mx``.
+releases of others removed: NumPy as it was (`memonger.support.numpy1`) and the module ``distutils``
+(removed in Python 3.12, but part of setuptools). It also loads the CUDA libraries of the ``cu112``
+extra, which the dynamic loader would not find. MXNet takes seconds to import, so it is imported at
+the first use of ``mx``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import platform
 import re
 import sys
 import tempfile
@@ -48,8 +49,14 @@ WHEEL, OLDEST, NEWEST = "mxnet-cu112", (5, 0), (8, 9)
 
 #: Versions with which the tests train on a CPU, and the first version that does not work.
 TRIED, TOO_NEW = ("1.6.0", "1.7.0", "1.8.0", "1.9.0", "1.9.1"), (2, 0, 0)
+OLDEST_NUMPY = (1, 17, 0)
 
 log = logging.getLogger("memonger")
+
+if not hasattr(os, "fork"):
+    raise MXNetImportError(
+        "memonger needs Linux or macOS, and MXNet has no wheel for Windows since 1.8; use WSL 2"
+    )
 
 INSTALL = (
     "in the clone of memonger, pip install '.[cpu]', or '.[cu112]' for a machine with an NVIDIA GPU"
@@ -221,15 +228,21 @@ def _chosen_build() -> str | None:
     return names[0] if names else "mxnet"
 
 
-def _supply_missing_names() -> None:
-    import numpy
-
-    if int(numpy.__version__.split(".")[0]) >= 2:
+def _prepare_import(build: str | None) -> None:
+    """Check NumPy, bring distutils back, and load the CUDA libraries that a build needs."""
+    try:
+        import numpy
+    except ImportError as error:
+        reason = str(error).strip().splitlines()[-1]  # NumPy's own advice comes before it
         raise MXNetImportError(
-            f"MXNet cannot be used with NumPy {numpy.__version__}; pip install 'numpy<2'"
+            f"MXNet needs NumPy, which cannot be imported ({reason}); pip install "
+            "--force-reinstall numpy"
+        ) from error
+    if version_of(numpy.__version__) < OLDEST_NUMPY:
+        raise MXNetImportError(
+            f"memonger needs NumPy 1.17 or later, but NumPy {numpy.__version__} is installed; "
+            "pip install -U numpy"
         )
-    if "bool" not in vars(numpy):
-        numpy.bool = numpy.bool_  # type: ignore[attr-defined, misc, unused-ignore]
     if importlib.util.find_spec("distutils") is None:
         try:
             importlib.import_module("setuptools")  # its import hook brings distutils back
@@ -238,6 +251,8 @@ def _supply_missing_names() -> None:
             raise MXNetImportError(
                 "MXNet needs distutils, which this Python lacks; pip install setuptools"
             ) from error
+    if build not in (None, "mxnet"):
+        _load_cuda_libraries()
 
 
 def _load_cuda_libraries() -> None:
@@ -256,11 +271,29 @@ def _load_cuda_libraries() -> None:
             ) from error
 
 
+def _where_there_is_a_wheel() -> str | None:
+    """Return what has a wheel of MXNet, where this Python or machine has none."""
+    if sys.implementation.name != "cpython":
+        return f"it does not run on {platform.python_implementation()}, only on CPython"
+    if sys.platform == "linux" and platform.libc_ver()[0] != "glibc":
+        return (
+            "its wheels need glibc, which this Linux lacks; use another one, such as the image "
+            "python:3.11-slim in place of python:3.11-alpine"
+        )
+    machine = platform.machine()
+    if machine not in ("x86_64", "aarch64", "amd64"):
+        return (
+            f"it has no wheel for {sys.platform} on {machine}; use Linux on x86_64 or aarch64, "
+            "on a Mac in a container for linux/arm64"
+        )
+    return None
+
+
 def _explain(error: BaseException) -> str:
     """Return why ``import mxnet`` fails, and what to do."""
     build = _chosen_build()
     if build is None or (isinstance(error, ModuleNotFoundError) and error.name == "mxnet"):
-        return "MXNet is not installed; " + INSTALL
+        return "MXNet is not installed; " + (_where_there_is_a_wheel() or INSTALL)
     missing = re.search(r"lib[\w+.-]*\.so\.\w+(\.\w+)*", str(error))
     library = missing[0] if missing else ""
     if library == "libcuda.so.1":
@@ -280,7 +313,10 @@ def _explain(error: BaseException) -> str:
         )
     package = f"; apt-get install {library.replace('.so.', '')}" if library else ""  # on Debian
     reason = f"{type(error).__name__}: {error}{package}"
-    return f"MXNet ({build}) is installed but cannot be imported: {reason}"
+    where = _where_there_is_a_wheel()
+    return f"MXNet ({build}) is installed but cannot be imported: {reason}" + (
+        f"; {where}" if where else ""
+    )
 
 
 _actions: list[Callable[[], object]] = []  # to be run when MXNet is imported
@@ -295,34 +331,24 @@ def when_imported(action: Callable[[], object]) -> None:
 
 
 class _Preparation:
-    """A finder of modules that prepares the import of MXNet, and runs the actions after it."""
+    """A finder that prepares the import of MXNet and its modules, and runs the actions after it."""
 
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "mxnet":
-            return None
-        build = _chosen_build()
-        if build is not None:
-            _supply_missing_names()
-            if build != "mxnet":
-                _load_cuda_libraries()
-        if not _actions:
+        if name.partition(".")[0] != "mxnet":
             return None
         # The finders after this one find MXNet, in a clone or by hooks of others too.
         finders = sys.meta_path[sys.meta_path.index(_Preparation) + 1 :]
         specs = (f.find_spec(name, path, target) for f in finders if hasattr(f, "find_spec"))
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
+            if name == "mxnet":
+                _prepare_import(_chosen_build())
+            from memonger.support.numpy1 import OldNumPyLoader
 
-            def exec_module(module: ModuleType) -> None:
-                load(module)
-                while _actions:
-                    _actions.pop(0)()
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            spec.loader = OldNumPyLoader(spec.loader, _actions if name == "mxnet" else [])
         return spec
 
 
@@ -353,9 +379,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         import mxnet
-    except MXNetImportError:
+    except MemongerError:
         raise
-    except (ImportError, OSError) as error:
+    except Exception as error:  # of any kind: MXNet was not written for this NumPy or Python
         raise MXNetImportError(_explain(error)) from error
     _check_version(mxnet.__version__)
     globals()[name] = mxnet

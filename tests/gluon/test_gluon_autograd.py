@@ -12,6 +12,7 @@ import memonger  # noqa: F401  before mxnet
 import mxnet as mx
 import numpy as np
 from memonger import MemongerError
+from memonger.support.numpy1 import IS_NUMPY_2
 from mxnet import autograd
 
 from blocks import LOSS, batch, different, mlp, planned, step, taught, trainer
@@ -188,6 +189,7 @@ def test_an_interrupt_is_raised_and_leaves_all_gradients_or_none(
         assert not different(gradients(), expected[number]), moment
 
 
+@pytest.mark.skipif(IS_NUMPY_2, reason="MXNet alone cannot be imported")
 def test_a_request_of_before_the_import_is_not_guessed() -> None:
     """MXNet does not tell it; a block that a script has marked before trains without a plan."""
     code = """

@@ -29,8 +29,9 @@ SEES = """
 import sys
 if __name__ == "__main__":
     loader = getattr(__loader__, "__name__", type(__loader__).__name__)
-    print(sorted(globals()), type(__builtins__), loader, __annotations__)
-    print(sys.argv, __file__, __cached__, __name__, __spec__ and __spec__.name, __package__)
+    print(sorted(globals()), type(__builtins__), loader, globals().get("__annotations__"))
+    print(sys.argv, __file__, __name__, __spec__ and __spec__.name, __package__)
+    print(globals().get("__cached__"))  # until Python 3.15
     __builtins__.one_more = "a builtin"
 
 import atexit, inspect, multiprocessing, pickle, threading, time
@@ -161,6 +162,7 @@ def test_a_script_that_fails_ends_as_under_python(script: list[str], tmp_path: P
 
 TRAINS = """
 import os, sys
+import memonger  # without it MXNet cannot be imported on NumPy 2
 import mxnet as mx
 import efforts
 from modules import BATCH, IMAGES, LABELS, LEARNING, net, parameters

@@ -44,6 +44,7 @@ def without(library: str) -> str:
         ("mxnet-cu112", without("libcudnn.so.8"), ["libcudnn.so.8", "'.[cu112]'"]),
         ("mxnet", without("libarmpl_lp64_mp.so"), ["Arm Performance", "LD_LIBRARY_PATH"]),
         ("mxnet", without("libodd.so.3"), ["cannot be imported", "libodd.so.3"]),
+        ("mxnet", "import numpy; numpy.no_such_name", ["cannot be imported", "no_such_name"]),
         ("mxnet mxnet-cu112", "", ["installed over each other", "-y mxnet mxnet-cu112"]),
         *(
             ("mxnet", f"__version__ = {v!r}", [f"MXNet {v} is installed", "mxnet==1.9.1"])
@@ -55,6 +56,49 @@ def test_what_is_wrong_is_explained(
     wheels: str, init: str, words: list[str], tmp_path: Path
 ) -> None:
     message = failure(tmp_path, wheels, init)
+    assert all(word in message for word in words), message
+
+
+#: What makes this machine another one, and what is said of it where no MXNet is installed.
+ELSEWHERE = {
+    "windows": ("import os; del os.fork", ["no wheel for Windows", "WSL 2"]),
+    "pypy": ("import sys; sys.implementation.name = 'pypy'", ["only on CPython"]),
+    "musl": (
+        "import platform; platform.libc_ver = lambda: ('', '')",
+        ["glibc", "python:3.11-slim in place of python:3.11-alpine"],
+    ),
+    "mac": (
+        "import platform, sys; sys.platform = 'darwin'; platform.machine = lambda: 'arm64'",
+        ["no wheel for darwin on arm64", "container for linux/arm64"],
+    ),
+}
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_where_mxnet_has_no_wheel_another_machine_is_named(where: str, tmp_path: Path) -> None:
+    change, words = ELSEWHERE[where]
+    hidden = "import sys; sys.modules['mxnet'] = None\n"
+    message = failure(tmp_path, before=hidden + change + "\n")
+    assert all(word in message for word in words) and "pip install '.[cpu]'" not in message, message
+
+
+def test_without_a_wheel_it_is_said_of_an_mxnet_that_fails_too(tmp_path: Path) -> None:
+    change, (words,) = ELSEWHERE["pypy"]
+    message = failure(tmp_path, "mxnet", "import ctypes; ctypes.no_such_name", change + "\n")
+    assert "no_such_name" in message and message.endswith(words)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ("import sys; sys.modules['numpy'] = None", ["cannot be imported", "install --force-re"]),
+        ("import numpy; numpy.__version__ = '1.16.6'", ["NumPy 1.16.6 is", "pip install -U numpy"]),
+    ],
+)
+def test_a_numpy_that_is_absent_or_too_old_is_named(
+    change: str, words: list[str], tmp_path: Path
+) -> None:
+    message = failure(tmp_path, "mxnet", before=change + "\n")
     assert all(word in message for word in words), message
 
 
@@ -157,7 +201,7 @@ def test_all_else_is_handed_on(capfd: pytest.CaptureFixture[str]) -> None:
 
 #: MXNet is found by a finder alone, as that of an editable installation.
 FOUND = """
-import importlib.machinery, os, sys
+import distutils.version, importlib.machinery, numpy, os, sys  # what MXNet needs
 from memonger.support.mxnet import when_imported
 
 class Finder:
