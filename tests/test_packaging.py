@@ -41,7 +41,7 @@ def test_requirements_are_those_of_the_extra() -> None:
         *(requirement for requirement in test if requirement.name == "pytest"),
     }
     extra += [Requirement(line) for line in project["dependencies"]]
-    for python in ("3.8", "3.11", "3.12"):
+    for python in ("3.8", "3.11", "3.12", "3.13"):
         (pinned,) = numpy_for(python, listed)  # ==1.23.5
         assert all(pinned[2:] in SpecifierSet(allowed) for allowed in numpy_for(python, extra))
 
