@@ -489,7 +489,7 @@ def make_plan(solution: Solution) -> Plan:
         unplanned_bytes=unplanned.pool_bytes,
         unplanned_device_bytes=unplanned.device_bytes,
         held_bytes=memory.held.nbytes,
-        temporary_bytes=memory.held.temporary,
+        temporary_bytes=memory.temporary_bytes,
         kept=tuple(name for name, recomputed in masked if not recomputed),
         recomputed=tuple(name for name, recomputed in masked if recomputed),
         copies=tuple(name for new in inserted.values() for name, *_ in new),

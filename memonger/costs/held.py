@@ -3,9 +3,11 @@
 An operator with a state (``FCreateOpState``) may hold arrays outside the pool. Of the operators
 that are trained, only ``RNN`` does. It is never recomputed (``ForwardGraph.why_kept``), so no plan
 changes these arrays. Operators share one temporary space of the device (``kTempSpace``,
-``MXNET_GPU_TEMP_COPY``), which is as large as the largest request (``src/resource.cc``). What
-MKLDNN's operators hold on a CPU is not counted: workspaces of ``RNN``, copies in other layouts,
-scratch memory. ``docs/how-it-works.md`` lists the operators whose source was read.
+``MXNET_GPU_TEMP_COPY``), which is as large as the largest request (``src/resource.cc``). Of what
+MKLDNN's operators hold on a CPU, only copies of outputs are counted that MXNet has them write in
+place; not workspaces of ``RNN``, copies in other layouts, and scratch memory.
+``docs/how-it-works.md`` lists the operators whose source was read, and ``benchmarks/held.py``
+measures each.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import numpy as np
 
 from memonger.costs.replay import Replay
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.operators.recompute import GPU, truth
+from memonger.graph.operators.layouts import REQUESTS_NONE, copies_in_place
+from memonger.graph.operators.recompute import CPU, GPU, truth
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.mxnet import Settings
 from memonger.support.types import ArrayLike, Int64s
@@ -39,6 +42,7 @@ class Held:
     device_type: str = GPU
     arrays: tuple[int, ...] = ()  # bytes of each array, for the life of the executor
     temporary: int = 0  # bytes of the largest temporary space that is known
+    mkldnn: bool = False  # whether MKLDNN may compute them
 
     @property
     def nbytes(self) -> int:
@@ -49,20 +53,46 @@ class Held:
 NOTHING = Held()
 
 
-def find_held(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
-    """Find the memory that the operators of a network hold in training.
+def find_held(graph: ForwardGraph, devices: str, mkldnn: bool) -> Held:
+    """Find the memory that the operators of a network hold in training, at most.
 
-    ``mkldnn`` is whether the device is a CPU on which MKLDNN computes.
+    ``devices`` is 'cpu', 'gpu' or 'any'; of 'any' arrays are those of a GPU. ``mkldnn`` is whether
+    one of them may be a CPU on which MKLDNN computes.
     """
+    device_type = CPU if devices == CPU else GPU
     arrays: list[int] = []
     temporary = 0
     for outputs, node in zip(graph.tensors, graph.nodes):
         inputs = [graph.tensors[a][b] for a, b in node.inputs]
-        if node.op == "RNN" and not (mkldnn and _is_by_mkldnn(node.attrs, inputs[0])):
+        by_mkldnn = mkldnn and devices == CPU
+        if node.op == "RNN" and not (by_mkldnn and _is_by_mkldnn(node.attrs, inputs[0])):
             arrays.append(_count_rnn_bytes(node.attrs, inputs[0], device_type))
-        elif node.op in _TEMPORARY:
+        elif node.op in _TEMPORARY and not (node.op in _ON_CPU and devices == GPU):
             temporary = max(temporary, _TEMPORARY[node.op](inputs, outputs))
-    return Held(device_type, tuple(arrays), temporary)
+    return Held(device_type, tuple(arrays), temporary, mkldnn)
+
+
+def count_temporary(step: Replay, held: Held) -> int:
+    """Count the bytes of the temporary space of a training step.
+
+    They depend on the plan, where MKLDNN copies what is written in place.
+    """
+    if not held.mkldnn:
+        return held.temporary
+    t, blocks, entry = step.training.arrays, step.blocks, step.step.entry
+    shared, own = held.temporary, 0  # of the space that operators share; of one operator alone
+    for row in step.order.tolist():
+        op, attrs, _, _, options, tensors = step.training.signatures[row]
+        if not tensors or not copies_in_place(op, attrs, tensors[0]):
+            continue
+        block = blocks[t.output_start[row]]
+        reads = [entry[t.read_start[row] + j] for j, k, _ in options if k == 0]
+        if block >= 0 and block in blocks[reads]:
+            if op in REQUESTS_NONE:
+                own = max(own, tensors[0].nbytes)
+            else:
+                shared = max(shared, tensors[0].nbytes)
+    return shared + own
 
 
 def round_for_gpu(nbytes: ArrayLike) -> Int64s:
@@ -88,18 +118,19 @@ def _round_up(sizes: Int64s, unit: int) -> Int64s:
 
 
 def count_device_bytes(
-    step: Replay, gradients: Iterable[Tensor], held: Held, pool_bytes: int
+    step: Replay, gradients: Iterable[Tensor], held: Held, temporary: int, pool_bytes: int
 ) -> int:
     """Count the bytes that a training step takes on a device.
 
-    They are the pool, variables, ``gradients`` (which have arrays of their own) and what operators
-    hold. If ``pool_bytes`` differs from the replayed pool, all blocks are scaled by one factor.
+    They are the pool, variables, ``gradients`` (which have arrays of their own), what operators
+    hold, and their ``temporary`` space. If ``pool_bytes`` differs from the replayed pool, all
+    blocks are scaled by one factor.
     """
     t, blocks = step.training.arrays, step.block_bytes()
     if pool_bytes != blocks.sum():
         blocks = np.ceil(blocks * (pool_bytes / max(1, blocks.sum()))).astype(np.int64)
     variables = t.output_start[step.order[t.variable[step.order]]]
-    others = [*[tensor.nbytes for tensor in gradients], *held.arrays, held.temporary]
+    others = [*[tensor.nbytes for tensor in gradients], *held.arrays, temporary]
     nbytes = np.concatenate([blocks, t.elements[variables] * t.itemsize[variables], others])
     return int((round_for_gpu(nbytes) if held.device_type == GPU else nbytes).sum())
 
@@ -145,8 +176,11 @@ _TEMPORARY: dict[str, Callable[[Sequence[Tensor], Sequence[Tensor]], int]] = {
     "CTCLoss": _count_alignments,
     # The gradient, in src/operator/nn/group_norm-inl.h; its reductions take less.
     "GroupNorm": lambda inputs, outputs: 2 * inputs[0].nbytes + outputs[1].nbytes,
+    # The gradient on a CPU, in src/operator/nn/layer_norm-inl.h; its reductions take less.
+    "LayerNorm": lambda inputs, outputs: 2 * inputs[0].nbytes + outputs[1].nbytes,
     # src/operator/nn/moments-inl.h
     "moments": lambda inputs, outputs: inputs[0].nbytes,
     # src/operator/loss_binary_op-inl.h
     "softmax_cross_entropy": lambda inputs, outputs: inputs[0].nbytes + inputs[1].nbytes,
 }
+_ON_CPU = frozenset(("LayerNorm",))  # those of which a GPU's kernels are others

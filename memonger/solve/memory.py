@@ -9,7 +9,7 @@ from typing import Mapping
 import numpy as np
 
 from memonger.costs.bind import bind, has_mkldnn, read_planned_mb
-from memonger.costs.held import NOTHING, Held, count_device_bytes
+from memonger.costs.held import NOTHING, Held, count_device_bytes, count_temporary
 from memonger.costs.replay import Replay, Timeline, replay
 from memonger.costs.time.flops import count_forward_flops
 from memonger.graph import marks
@@ -77,18 +77,23 @@ class Memory:
     @cached_property
     def device_bytes(self) -> int:
         """The bytes of the device: the pool, the arrays of the bind, and what operators hold."""
-        return self._count_device_bytes(self.pool_bytes)
+        return self._count_device_bytes(self.pool_bytes, self.temporary_bytes)
 
     @property
     def beside_bytes(self) -> int:
-        """The bytes of the device beside the pool."""
-        return self._count_device_bytes(0)
+        """The bytes of the device beside the pool that all plans take."""
+        return self._count_device_bytes(0, self.held.temporary)
 
-    def _count_device_bytes(self, pool_bytes: int) -> int:
+    @cached_property
+    def temporary_bytes(self) -> int:
+        """The largest temporary space of an operator."""
+        return count_temporary(self.replay, self.held)
+
+    def _count_device_bytes(self, pool_bytes: int, temporary: int) -> int:
         t, signatures = self.training.arrays, self.training.signatures
         heads = zip(t.head_row[t.outputs :], t.head_output[t.outputs :])
         gradients = [signatures[row].tensors[k] for row, k in heads]
-        return count_device_bytes(self.replay, gradients, self.held, pool_bytes)
+        return count_device_bytes(self.replay, gradients, self.held, temporary, pool_bytes)
 
     def count_saved(self, unplanned: Memory) -> int:
         """Return how many bytes of the pool a plan saves, given the memory without a plan."""

@@ -155,6 +155,7 @@ class Options:
     gpu: str | None = None  # the GPU, one of `GPUS`, whose data sheet predicts times
     patience: float | None = None  # None: by the size of the network
     lent: Lent | None = None  # memory of another executor, in which a plan should fit first of all
+    leave_below: int = 0  # bytes without a plan, below which a network is left alone
 
 
 def read_options(  # type: ignore[misc]  # the other keywords are those of Options

@@ -128,12 +128,17 @@ class _BaseStrategy:
             log.info("the memory of plans is known to the MiB only, because %s", memory.why_inexact)
         return memory
 
+    @property
+    def leaves_alone(self) -> bool:
+        """Whether the network takes so little that it is not planned."""
+        return self.unplanned.pool_bytes < self.options.leave_below
+
     @functools.cached_property
     def held(self) -> Held:
         """The memory that operators hold in training, on a GPU if the device may be one."""
-        gpu = self.request.device_type in (GPU, ANY)
-        mkldnn = not gpu and has_mkldnn(self.request.device)
-        return find_held(self.graph, GPU if gpu else CPU, mkldnn)
+        kind = self.request.device_type
+        mkldnn = kind == ANY or kind != GPU and has_mkldnn(self.request.device)
+        return find_held(self.graph, kind if kind in (GPU, ANY) else CPU, mkldnn)
 
     @functools.cached_property
     def lower_bound(self) -> LowerBound:

@@ -42,10 +42,31 @@ _SUPPORTED = frozenset(("elu", "gelu", "leaky", "relu", "sigmoid", "softrelu", "
 #: Operators that MKLDNN computes along the last axis. They request an output in the layout of their
 #: input, and do not get one for a blocked input (``src/operator/nn/mkldnn/mkldnn_softmax.cc``).
 _SOFTMAX = frozenset(("log_softmax", "softmax"))
+#: Operators that MKLDNN computes in memory of its own where MXNet has them write in place, and then
+#: copies (``CreateMKLDNNMem`` without an input, ``src/operator/nn/mkldnn/mkldnn_base.cc``).
+_COPYING = frozenset(
+    f"_backward_{op}" for op in ("Activation", "FullyConnected", "LeakyReLU", *_SOFTMAX)
+)
+#: Of these, the operators that request no temporary space, so that MKLDNN allocates it for the call
+#: (``TmpMemMgr::Alloc``, beside).
+REQUESTS_NONE = frozenset(f"_backward_{op}" for op in _SOFTMAX)
 #: Number of inputs of Pooling's gradient -> the inputs that MKLDNN reads: the input of the Pooling,
 #: in whose layout it computes, and the workspace.
 _POOLING_READS = {3: (1,), 5: (2, 4)}
 AXES = 4
+
+
+def copies_in_place(op: str, attrs: Attributes, tensor: Tensor) -> bool:
+    """Return whether MKLDNN copies an output that MXNet has an operator write in place."""
+    axes = len(tensor.shape)
+    if op not in _COPYING or tensor.dtype != "float32" or axes == 0:
+        return False
+    if op in _POINTWISE:
+        return axes <= AXES + 1 and attrs.get("act_type", "leaky") in _SUPPORTED
+    if op == "_backward_FullyConnected":
+        return axes <= AXES
+    is_last = int(attrs.get("axis", "-1")) in (-1, axes - 1)
+    return axes <= AXES and is_last and attrs.get("temperature", "None") == "None"
 
 
 def layout_of_output(
