@@ -74,8 +74,8 @@ def plan(
         'auto' (the default): a schedule, or marks where no schedule can hold the network or is
         within the limits, and a line says so. Without limits of memory, time or work it recomputes
         at most one more forward pass, and is taken only if it is worth it: it saves a tenth of the
-        memory, and at least as large a share of the memory as it adds of time. Marks that are worth
-        it are taken where they take less memory than a schedule that is. With
+        memory, and at least as large a share of the memory as it adds of time. Where the smallest
+        schedule is not, marks that are worth it and take less memory are taken. With
         ``planner='chen2016'`` or ``rules=False`` the default is 'marks'.
     work : float, optional
         The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks

@@ -41,7 +41,7 @@ from memonger.solve.request import Request, read_arguments, read_call, read_mxne
 from memonger.solve.solution import solve
 from memonger.support.allocator import trim_heap
 from memonger.support.cache import Latest
-from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, format_size
+from memonger.support.errors import MB, BudgetError, MemongerError, UnmatchedError, format_size
 from memonger.support.files import Path as FilePath
 from memonger.support.mxnet import mx
 from memonger.support.symbols import as_json, read
@@ -65,6 +65,10 @@ grad_req = plan.request.grad_req
 print(memonger.check(network, plan.symbol, shapes, type_dict=types, ctx=ctx, grad_req=grad_req))
 """
 SILENCE = 2.0  # seconds of planning, after which a line says what is being planned
+#: Bytes without a plan. Planning, and running by a plan, takes more of a process than the pool of a
+#: smaller network. An option that asks for a plan plans it all the same.
+LEAVE_BELOW = 64 * MB
+ASKING = ("how", "budget", "keep", "recompute")
 EQUAL = "equal: "  # with which a CheckReport without a difference begins
 
 _active: Session | None = None
@@ -88,6 +92,8 @@ class Session:
     ) -> None:
         self._options, self._budget = options, check_options(options).budget
         self._check, self._or_plain, self._cache = check, or_plain, cache
+        asks = any(options.get(name) is not None for name in ASKING)
+        self._leave_below = 0 if asks else LEAVE_BELOW
         if report is not None:
             check_report(report)
             report = os.path.abspath(os.fsdecode(report))  # the script may change the folder
@@ -228,7 +234,8 @@ class Session:
         with no_collection(), self._announced(place):
             try:
                 request, options = read_arguments("plan", net, shapes, keywords)
-                plan = self._kept_or_new(request, replace(options, lent=lent))
+                options = replace(options, lent=lent, leave_below=self._leave_below)
+                plan = self._kept_or_new(request, options)
             except BudgetError as error:
                 if not self._or_plain:
                     raise
@@ -359,7 +366,8 @@ def enable(  # type: ignore[misc]  # options of `plan` go through
     That is what ``Module``, ``FeedForward``, ``Symbol.simple_bind`` and ``bind`` bind for
     gradients, at the shapes, types and devices of the bind, and the graphs of Gluon's hybridized
     blocks. Symbols, files and binds for inference stay as they are. So do networks that are planned
-    already, or have marks of their own. Each bind logs a line on stderr.
+    already, or have marks of their own, and those that take less than 64 MiB without a plan, unless
+    ``how``, ``budget``, ``keep`` or ``recompute`` is given. Each bind logs a line on stderr.
 
     Parameters
     ----------

@@ -99,7 +99,9 @@ def solve(request: Request, options: Options) -> Solution:
         return plan_by(request, options, solve_by)
     find = functools.partial(solve_by, judge=_judge)
     solution = plan_by(request, replace(options, work=ONE_MORE_PASS), find)
-    return _or_marks(request, solution, find) if options.lent is None else solution
+    if options.lent is not None or solution.strategy.leaves_alone:
+        return solution
+    return _or_marks(request, solution, find)
 
 
 def plan_by(request: Request, options: Options, find: Callable[[Strategy], T]) -> T:
@@ -135,19 +137,21 @@ def plan_by(request: Request, options: Options, find: Callable[[Strategy], T]) -
 def _or_marks(
     request: Request, solution: Solution, find: Callable[[Strategy], Solution]
 ) -> Solution:
-    """Return a solution, or one by marks where that takes less memory.
+    """Return a solution, or one by marks where they take less memory than the smallest schedule.
 
-    Marks are asked only where the smallest schedule is not worth its time, and only if they may be.
+    Marks are asked only where that schedule is not worth its time, and only if they may be.
     """
-    strategy, plan, memory = solution.strategy, solution.plan, solution.memory
+    strategy = solution.strategy
+    least = min(solution.costs.values())  # of the smallest schedule too
     worthwhile = (1 - WORTHWHILE_SAVING) * strategy.unplanned.pool_bytes
-    may_help = strategy.lower_bound.nbytes <= min(worthwhile, memory.pool_bytes)
-    if isinstance(strategy, Marks) or plan.recomputes or solution.interrupted or not may_help:
+    may_help = strategy.lower_bound.nbytes <= min(worthwhile, least)
+    is_found = solution.plan.recomputes or solution.interrupted
+    if isinstance(strategy, Marks) or is_found or not may_help:
         return solution
     by_marks = find(Marks(request, replace(strategy.options, how="marks")))
-    if by_marks.memory.pool_bytes >= memory.pool_bytes:
+    if by_marks.memory.counted_bytes >= least:
         return solution
-    log.warning("planning by marks, because they take less memory than a schedule worth its time")
+    log.warning("planning by marks, because the smallest schedule takes more memory")
     return by_marks
 
 
@@ -160,6 +164,10 @@ def solve_by(
         solution = _find_fitting(strategy, options.lent)
         if solution is not None:
             return solution
+    if strategy.leaves_alone:
+        least = format_size(options.leave_below)
+        text = f"less than {least}, left alone without a budget, how= or names"
+        return replace(_confirm(strategy, strategy.make_no_plan()), declined=text)
     if options.budget is not None:
         return find_fastest(strategy, lambda: search_pareto_front(strategy))
     if options.knee or options.slower_than is not None:

@@ -21,6 +21,7 @@ from memonger.scripts import session as session_module
 from memonger.support import cache
 
 import blocks
+import networks
 import modules
 from modules import BATCH, IMAGES, LABELS, LEARNING, SHAPES, net, parameters
 from zoo import unrolled
@@ -105,6 +106,22 @@ def test_a_budget_of_the_device_counts_the_optimizer_of_the_script(way: str) -> 
     assert not plan_in(whole, optimizer="sgd").is_used  # which has no state
     plan = plan_in(whole)
     assert plan.is_used and plan.device_bytes < whole - 4 * 1000
+
+
+def test_a_small_network_is_left_alone_unless_a_plan_is_asked_for(capfd: Any) -> None:
+    chain = networks.chain(6, hidden=64, batch=512)
+    asking: list[dict[str, Any]] = [{"how": "auto"}, {"budget": "70%"}, {"recompute": "*"}]
+    for options in ({}, {"patience": 0.02}, *asking):
+        with memonger.enable(cache=False, **options) as session:
+            chain[0].simple_bind(mx.cpu(), **chain[1])
+        assert session.plans[0].is_used or options not in asking[:2]
+        line = capfd.readouterr().err.splitlines()[0]
+        assert ("as it is: less than 64.0 MiB, left alone" in line) == (options not in asking)
+    large = networks.chain(6, hidden=64, batch=60000)
+    with memonger.enable(cache=False) as session:
+        large[0].simple_bind(mx.cpu(), **large[1])
+    assert session.plans[0].is_used and session.plans[0].unplanned_bytes > 2**26
+    assert memonger.plan(*chain).is_used
 
 
 def test_inference_stays_as_it_is(capfd: Any) -> None:
@@ -336,7 +353,7 @@ def test_a_monitor_is_told_the_names_of_mxnet() -> None:
 
 def test_statistics_are_read_when_they_have_moved() -> None:
     """What runs again has them move last; MXNet's own executor does not wait for them."""
-    with memonger.enable(cache=False) as session:
+    with memonger.enable(how="auto", cache=False) as session:
         executor = net().simple_bind(mx.cpu(), **SHAPES)
     assert session.plans[0].recomputed
     for array in executor.arg_arrays:
