@@ -87,7 +87,7 @@ def test_a_plain_script_is_planned() -> None:
     command = ["examples/train_gluon.py", *options.split()]
     expected, _, log = digits_learnt("-c", PLAIN, *command)
     assert "memonger: " not in log and re.match(r"accuracy [\d.]+, parameters \w{16}$", expected)
-    learnt, _, log = digits_learnt("-m", "memonger", "run", *command)
+    learnt, _, log = digits_learnt("-m", "memonger", "run", "--how=auto", *command)
     assert learnt == expected and "memonger: 1 planned, " in log and " MiB -> " in log
 
 
