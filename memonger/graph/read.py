@@ -152,10 +152,11 @@ def _infer_types(
     given = {**dict.fromkeys(spec.shapes, FLOAT), **spec.types}
     errors = []
     try:
-        for types in (types, given, spec.types):
+        for chosen in (types, given, spec.types):
             try:
                 with _prints_in_errors(nodes):
-                    _, inferred, _ = outputs.infer_type_partial(**types)
+                    _, inferred, _ = outputs.infer_type_partial(**chosen)
+                types = dict(chosen)
                 break
             except mx.MXNetError as error:
                 errors.append(error)
