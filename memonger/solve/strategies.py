@@ -40,7 +40,13 @@ from memonger.planners.candidates import (
 from memonger.planners.marks import chen2016
 from memonger.planners.marks import search as marks_search
 from memonger.planners.marks.identities import drop_unused_identities
-from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse
+from memonger.planners.marks.rules import (
+    NoRules,
+    Rules,
+    kept_summary,
+    refuse,
+    refuse_padded_sums,
+)
 from memonger.planners.marks.smallest import NO_PLAN, smallest
 from memonger.planners.trees import search as trees
 from memonger.schedules import schedule as schedules
@@ -97,6 +103,8 @@ class _BaseStrategy:
         others = sorted({graph.arguments, parameters} - {wanted}) if self.for_all else []
         self.trainings = training_graphs(graph, [wanted, *others])
         self.training = self.trainings[0]  # with the gradients that the user wants
+        if CPU in request.targets and self.training.settings.mkldnn:
+            refuse_padded_sums(self.training)
         self.no_marks = np.zeros(len(graph.nodes), dtype=np.bool_)
         kind = request.device_type
         self.mkldnn = kind == ANY or kind != GPU and has_mkldnn(request.device)

@@ -243,11 +243,23 @@ def no_gradient() -> Any:
     return S.MakeLoss(S.batch_take(fully(), S.zeros((2,), dtype="int32"), name="taken"))
 
 
+def transposed(channels: int = 4, own: bool = False, depth: int = 3) -> Any:
+    """Build Deconvolutions of one weight, which MXNet trains; some marks kill the process."""
+    size = {"kernel": (3, 3), "pad": (1, 1), "num_filter": channels}
+    weights = [S.var(f"weight{k}", shape=(channels, channels, 3, 3)) for k in range(depth)]
+    x = S.Convolution(S.var("data"), name="conv", **size)
+    for k, weight in enumerate(weights):
+        x = S.Deconvolution(x, weight if own else weights[0], name=f"transposed{k}", **size)
+        x = S.add_n(*[S.tanh(S.tanh(x) * (1 + 0.1 * j)) for j in range(4)])
+    return S.MakeLoss(S.mean(S.square(x)), name="loss")
+
+
 REFUSED: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
     (no_gradient, {"data": (2, 3)}, "'taken'.*batch_take.*BlockGrad"),
     (lambda: convolutions(4, norm=False).optimize_for("MKLDNN"), SHAPES, "_sg_mkldnn.*inference"),
     (lambda: S.sort(fully(), name="sorted"), {"data": (2, 3)}, "'sorted'.*write axis=-1"),
     (lambda: S.SoftmaxOutput(fully(), out_grad=True, name="s"), {"data": (2, 3)}, "'s'.*out_grad"),
+    (transposed, {"data": (2, 3, 8, 8)}, "'transposed0'.*several operators read.*MKLDNN_ENABLED=0"),
     (lambda: fully(fully()), {"data": (2, 4)}, "same name, 'fc_weight'.*share one"),
     *[
         (lambda name=name: small_net(DYNAMIC_CASES[name]), SMALL_SHAPES, "known only when it runs")
@@ -265,6 +277,20 @@ def test_networks_that_cannot_be_planned_are_refused_with_the_reason(
     if build is no_gradient:
         with pytest.raises(memonger.MemongerError, match="batch_take"):
             memonger.get_cost(build(), shapes=shapes)
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_transposed_convolutions_without_padded_sums_are_planned(
+    how: str,
+) -> None:
+    """Of 16 channels, of their own weights, of a fixed weight, on GPUs."""
+    shapes = {"data": (2, 3, 8, 8)}
+    for net in (transposed(16), transposed(own=True)):
+        plan = memonger.plan(net, shapes, how=how, patience=0.02, ctx=mx.cpu())
+        assert plan.recomputed and memonger.check(net, plan.symbol, shapes, 1)
+    fixed = dict.fromkeys(("conv_weight", "conv_bias"), "write")
+    for options in ({"grad_req": fixed, "ctx": mx.cpu()}, {"ctx": "gpu"}):
+        assert memonger.plan(transposed(), shapes, how=how, patience=0.02, **options).recomputed
 
 
 @pytest.mark.parametrize(

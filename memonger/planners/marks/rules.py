@@ -26,6 +26,7 @@ import numpy as np
 from memonger.costs.replay import Replay, replay
 from memonger.graph.arrays import GraphArrays
 from memonger.graph.forward import (
+    FLOAT,
     ForwardGraph,
     Insertion,
     SavedIdentity,
@@ -47,6 +48,8 @@ from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import Struct, compiled
 from memonger.support.types import Bools
+
+BLOCK = 16  # the most channels in a block of MKLDNN's
 
 
 class Rules:
@@ -255,6 +258,31 @@ def refuse(graph: ForwardGraph) -> None:
         reason = None if node.is_variable else why_refused(node.op, node.attrs)
         if reason is not None:
             raise MemongerError(f"node {node.name!r} ({node.op}) cannot be planned: {reason}")
+
+
+def refuse_padded_sums(training: TrainingGraph) -> None:
+    """Raise MemongerError if MKLDNN may fail to add the gradients of a Deconvolution's weight.
+
+    It lays such a gradient out in blocks, which it pads if a weight has few channels. Whether the
+    gradients of several readers of one weight can be added then depends on the memory plan. Where
+    they cannot, MXNet raises an error or the process dies, in plain MXNet too.
+    """
+    graph = training.graph
+    readers = Counter(entry for i in graph.operators for entry in graph.nodes[i].inputs)
+    for i in graph.operators:
+        node = graph.nodes[i]
+        if node.op != "Deconvolution":
+            continue
+        a, b = node.inputs[1]
+        weight, groups = graph.tensors[a][b], int(node.attrs.get("num_group", 1))
+        is_padded = any(n % BLOCK for n in (weight.shape[0] // groups, weight.shape[1]))
+        is_trained = a in training.wanted or not graph.nodes[a].is_variable
+        if weight.dtype == FLOAT and readers[a, b] > 1 and is_padded and is_trained:
+            raise MemongerError(
+                f"node {node.name!r} ({node.op}) cannot be planned: MKLDNN may fail to add the "
+                "gradients of a weight of few channels that several operators read, depending on "
+                "the memory plan; set MXNET_MKLDNN_ENABLED=0, or plan for GPUs with ctx='gpu'"
+            )
 
 
 def kept_summary(reasons: Iterable[tuple[str, str]]) -> str:
