@@ -25,7 +25,7 @@ from memonger.graph.operators.recompute import UNTOUCHED, truth
 from memonger.graph.operators.tensors import Shape
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
-from memonger.support.symbols import load_nodes, read
+from memonger.support.symbols import keep_casts, load_nodes, read
 from memonger.support.types import Bools, Json, Symbol
 
 FORCE = "__force_mirroring__"
@@ -85,7 +85,7 @@ def write(
             inputs = [[a, b, 0] for a, b in new.inputs]
             nodes.append({"op": new.op, "name": new.name, "attrs": attrs, "inputs": inputs})
     heads = [[insertion.new_index[a], *rest] for a, *rest in graph["heads"]]
-    return _load(nodes, heads, insertion.new_index)
+    return keep_casts(_load(nodes, heads, insertion.new_index), nodes)
 
 
 def make_inferable(

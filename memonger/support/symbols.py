@@ -217,6 +217,26 @@ def load_nodes(nodes: Sequence[Json], heads: Sequence[Sequence[int]]) -> Symbol:
     return mx.sym.load_json(as_json(graph))
 
 
+class SymbolWithCasts(mx.sym.Symbol):
+    """A network with casts of AMP, which ``save`` writes unless told otherwise.
+
+    MXNet leaves them out by default, so that the file has the network in float32.
+    """
+
+    def save(self, fname: str, remove_amp_cast: bool = False) -> None:
+        """Save to a file; parameters are those of ``mx.sym.Symbol.save``."""
+        super().save(fname, remove_amp_cast)
+
+
+def keep_casts(symbol: Symbol, nodes: Sequence[Json]) -> Symbol:
+    """Return a symbol, which it takes over, as a `SymbolWithCasts` if it has casts of AMP."""
+    if not any(node["op"] in ("amp_cast", "amp_multicast") for node in nodes):
+        return symbol
+    kept = SymbolWithCasts(symbol.handle)
+    symbol.handle = mx.base.SymbolHandle()
+    return kept
+
+
 def all_outputs(graph: Json) -> Symbol:
     """Return a Symbol of all outputs of a graph; those of node i start at ``node_row_ptr[i]``.
 

@@ -95,16 +95,20 @@ def test_unread_operators_are_kept_until_none_is_left() -> None:
         assert [n for n, m in zip(names, mask) if m] == left
 
 
-def test_amp_casts_survive() -> None:
-    """A plain tojson() would drop them, and with them the numbering of the nodes."""
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_amp_casts_survive(how: str, tmp_path: Any) -> None:
+    """MXNet's tojson() would drop them, and with them the numbering of the nodes; so would save."""
     x = S.FullyConnected(S.Variable("data"), num_hidden=512)
     x = S.amp_cast(S.amp_cast(x, dtype="float16"), dtype="float32")
     for _ in range(6):
         x = S.tanh(x * 2)
     symbol = S.LinearRegressionOutput(x, name="out")
-    planned = memonger.search_plan(symbol, shapes=SHAPES)
-    assert [n["op"] for n in nodes(planned)] == [n["op"] for n in nodes(symbol)]
-    assert memonger.check(symbol, planned, SHAPES)
+    planned = memonger.plan(symbol, SHAPES, how=how, patience=0.02).symbol
+    file = str(tmp_path / "network.json")
+    planned.save(file)
+    for network in (planned, mx.sym.load(file)):
+        assert [n["op"] for n in nodes(network)] == [n["op"] for n in nodes(symbol)]
+        assert memonger.check(symbol, network, SHAPES)
 
 
 @pytest.mark.parametrize("label", ["True", "7"])

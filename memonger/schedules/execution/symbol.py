@@ -30,6 +30,7 @@ from memonger.schedules.training_step import TrainingStep
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx, wait_for_engine
+from memonger.support.symbols import SymbolWithCasts
 from memonger.support.types import Context, Executor, Int32s, NDArray, Symbol
 from memonger.support.versions import json_of
 
@@ -70,7 +71,7 @@ def _drops_schedule(method: FunctionType) -> object:
     return call
 
 
-class ScheduledSymbol(mx.sym.Symbol):
+class ScheduledSymbol(SymbolWithCasts):
     """A network with a schedule, which is used, saved and inspected as any Symbol.
 
     A bind without gradients returns MXNet's own executor. A bind for training returns a
