@@ -152,7 +152,7 @@ class _Text(str, metaclass=_TextType):  # type: ignore[misc]
 
     def __new__(cls, value: object) -> str:  # type: ignore[misc]
         text = str(value)
-        if IS_NUMPY_2 and "np." in text:
+        if "np." in text:
             options: dict[str, str] = {"legacy": "1.25"}
             with numpy.printoptions(**options):  # type: ignore[arg-type]
                 return str(value)
@@ -242,7 +242,8 @@ class OldNumPyLoader(Loader):
         name, names = module.__name__, vars(module)
         if module.__spec__:
             module.__loader__ = module.__spec__.loader = self._loader  # which knows the sources
-        names["__builtins__"] = _BUILTINS_OF_WRITERS if name in _WRITERS else _BUILTINS
+        is_writer = IS_NUMPY_2 and name in _WRITERS
+        names["__builtins__"] = _BUILTINS_OF_WRITERS if is_writer else _BUILTINS
         code = None
         if name in _MENDED and isinstance(self._loader, InspectLoader):
             code = self._loader.get_code(name)

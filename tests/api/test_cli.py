@@ -460,7 +460,7 @@ NOT_THERE = "\nraise ModuleNotFoundError('none', name='mxnet')"
 #: A module, what stands in for it, and what is said.
 STAND_INS = {
     "no MXNet": ("mxnet", NOT_THERE, "is not installed"),
-    "NumPy 2": ("numpy", "__version__ = '2.1.0'", "NumPy 2.1.0; pip install 'numpy<2'"),
+    "an old NumPy": ("numpy", "__version__ = '1.16.6'", "1.16.6 is installed; pip install -U"),
     "Ctrl-C before main": ("argparse", "ctrl_c()", NOTHING),
     "Ctrl-C while a verb imports": ("mxnet", "ctrl_c()", NOTHING),
     "Ctrl-C in code that exec runs": ("mxnet", "exec('ctrl_c()')", NOTHING),
