@@ -17,6 +17,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS / "helpers"), str(TESTS.parent / "examples")]
 
+import memonger  # noqa: E402, F401  MXNet cannot be imported before it on NumPy 2
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
