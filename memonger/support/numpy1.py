@@ -19,7 +19,7 @@ from typing import Callable, Mapping, Sequence
 
 import numpy
 
-from memonger.support.types import ArrayLike, DTypeLike, NDArray
+from memonger.support.types import ArrayLike, Context, DTypeLike, NDArray
 
 _VERSION = tuple(map(int, numpy.__version__.split(".")[:2]))
 #: Whether a Python float takes the type of the NumPy scalar that it meets (NEP 50), and a scalar
@@ -83,6 +83,15 @@ def _array(object: ArrayLike, dtype: DTypeLike = None, **options: bool) -> objec
         return numpy.array(object, **options).astype(dtype)  # type: ignore[call-overload]
 
 
+def _by_interpolation(name: str) -> object:
+    def call(*args: object, **kwargs: object) -> object:
+        if "interpolation" in kwargs:
+            kwargs["method"] = kwargs.pop("interpolation")
+        return getattr(numpy, name)(*args, **kwargs)
+
+    return call
+
+
 def _names() -> dict[str, object]:
     """Return the names that the view of numpy has of its own."""
     names = {name: value for name, value in LOST.items() if name not in vars(numpy)}
@@ -90,6 +99,8 @@ def _names() -> dict[str, object]:
         from numpy.lib.array_utils import normalize_axis_tuple
 
         names["array"] = _array
+        for name in ("nanpercentile", "nanquantile"):
+            names[name] = _by_interpolation(name)
         names["bool"] = bool  # there it is numpy.bool_
         # It warns there.
         names["core"] = SimpleNamespace(
@@ -187,7 +198,7 @@ def _mend(code: CodeType) -> CodeType:
     )
 
 
-def _compute_rates_in_float64(names: Mapping[str, type]) -> None:
+def _compute_rates_in_float64(optimizers: ModuleType) -> None:
     """Let the norms from which LARS and LBSGD compute a rate be Python floats.
 
     Of a float32 scalar and Python floats NumPy 2 makes a float32, and NumPy 1 made a float64.
@@ -203,10 +214,10 @@ def _compute_rates_in_float64(names: Mapping[str, type]) -> None:
         setattr(optimizer, norm, call)
 
     for name in ("LARS", "LBSGD"):
-        return_float(names[name], "_l2norm")
+        return_float(getattr(optimizers, name), "_l2norm")
 
 
-def _convert_arrays(names: Mapping[str, type]) -> None:
+def _convert_arrays(arrays: ModuleType) -> None:
     """Tell NumPy how to convert an NDArray.
 
     Without this it takes the elements of elements, NDArrays too, without end: to an array of 32
@@ -219,12 +230,25 @@ def _convert_arrays(names: Mapping[str, type]) -> None:
         return numpy.asarray(array.asnumpy(), dtype)
 
     if _VERSION >= (1, 24):
-        setattr(names["NDArray"], "__array__", convert)  # noqa: B010
+        arrays.NDArray.__array__ = convert
+
+
+def _convert_results(arrays: ModuleType) -> None:
+    """Let ``mx.np`` take results that are named tuples since NumPy 1.25, as of ``linalg.qr``."""
+    convert = getattr(arrays, "_as_mx_np_array", None)  # from MXNet 1.7 on
+    if convert is not None:
+
+        def call(result: object, ctx: Context | None = None) -> object:
+            is_named = isinstance(result, tuple) and hasattr(result, "_fields")
+            return convert(tuple(result) if is_named else result, ctx)  # type: ignore[arg-type]
+
+        vars(arrays)[convert.__name__] = call
 
 
 #: What is changed in a module after it was loaded.
 _CHANGES = {
     "mxnet.ndarray.ndarray": _convert_arrays,
+    "mxnet.numpy.multiarray": _convert_results,
     "mxnet.optimizer.optimizer": _compute_rates_in_float64,
 }
 
@@ -252,6 +276,6 @@ class OldNumPyLoader(Loader):
         else:
             exec(_mend(code), names)
         if name in _CHANGES:
-            _CHANGES[name](names)
+            _CHANGES[name](module)
         while self._actions:
             self._actions.pop(0)()

@@ -60,6 +60,8 @@ def test_lost_functions_compute_what_they_did() -> None:
     assert called("trapz", [1, 2, 3]) == 4 and called("trapz", [1, 2, 3], dx=0.5) == 2
     assert called("in1d", [[1, 2], [3, 4]], [2, 3]) == [False, True, True, False]
     assert called("in1d", [1, 2], [2], invert=True) == [True, False]
+    assert called("nanpercentile", [1, 2, 4], 50, interpolation="lower") == 2
+    assert called("nanquantile", [1, 2, 4, 8], 0.5, interpolation="higher") == 4
     assert called("pad", [1, 2], (1, 0), mode="constant") == [0, 1, 2]
     with pytest.raises(ValueError, match="not in allowed keywords"):
         called("pad", [1, 2], (1, 0), mode="edge", constant_values=3)
@@ -101,6 +103,13 @@ def test_numpy_compares_arrays_of_mxnet() -> None:
     assert np.array_equal(one, one) and not np.array_equal(one, other)
     assert np.all(one == one) and not np.all(one == other)
     np.testing.assert_array_equal(one, one)
+
+
+def test_numpy_functions_of_arrays_of_mx_np_give_tuples_of_them() -> None:
+    """They are named tuples since NumPy 1.25."""
+    orthogonal, triangular = np.linalg.qr(mx.np.array([[2.0, 0.0], [0.0, 3.0]]))
+    product = mx.np.dot(orthogonal, triangular)
+    assert isinstance(product, mx.np.ndarray) and product.tolist() == [[2, 0], [0, 3]]
 
 
 def test_metrics_add_in_float64() -> None:
