@@ -77,11 +77,13 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
 
 def _run(options: Namespace, begin: Callable[[], object]) -> int:
     """Run a script that trains, with plans for all that it binds; it needs no change."""
+    from memonger.scripts.legacy_names import LegacyNames
     from memonger.scripts.run import prepare
 
     keywords = {name: value for name, value in vars(options).items() if name in ENABLING}
     if keywords.pop("no_cache", False):
         keywords["cache"] = False
+    has_legacy_names = not keywords.pop("no_legacy_names", False)
     command = shlex.join(["memonger", *options.words])
     try:
         start = prepare(options.script, options.arguments, options.module, keywords, command)
@@ -89,7 +91,12 @@ def _run(options: Namespace, begin: Callable[[], object]) -> int:
         print(f"memonger: {error}", file=sys.stderr)
         return MISTAKE
     begin()
-    start()
+    supplied = LegacyNames() if has_legacy_names else ""
+    try:
+        start()
+    finally:
+        if str(supplied):
+            print(f"memonger: {supplied}", file=sys.stderr)
     return OK
 
 
@@ -317,6 +324,7 @@ COMMAND = {
     "details": (bool, None, "list each tensor, not groups"),
     "or_plain": (bool, None, "train without a plan where none fits the budget, not stop"),
     "no_cache": (bool, None, "store no plans for the next start, and use none"),
+    "no_legacy_names": (bool, None, "supply no names that NumPy or Python has removed"),
 }
 ACTIONS: dict[object, object] = {dict: _Pairs, list: "append"}
 SWITCHES = ("json", "verbose", "check", "plan", "details")
@@ -324,7 +332,14 @@ FILES = ("output", "plot", "report")
 OF_FUNCTIONS = {*OPTIONS, "shapes", "points", "steps"}  # keywords of the package's functions
 
 LIMIT = ("budget", "budget_of", "optimizer")
-ENABLING = (*options_of("enable"), "report", "check", "or_plain", "no_cache")  # options of ``run``
+ENABLING = (
+    *options_of("enable"),
+    "report",
+    "check",
+    "or_plain",
+    "no_cache",
+    "no_legacy_names",
+)  # options of ``run``
 EXPLAINED = ("type_dict", "ctx", "devices")  # options of a network without a plan
 
 #: The function of each verb, and its options beside those that all have.

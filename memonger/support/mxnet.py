@@ -301,7 +301,8 @@ def _explain(error: BaseException) -> str:
         return (
             f"{build} is installed, but this machine has no NVIDIA driver (libcuda.so.1); install "
             "the driver, or use the CPU build, in the clone of memonger: "
-            f"pip uninstall -y {build} && pip install '.[cpu]' && pip install --no-deps mxnet==1.9.1"
+            f"pip uninstall -y {build} && pip install '.[cpu]' && "
+            "pip install --no-deps mxnet==1.9.1"
         )
     if library in [soname for _, soname in CUDA_LIBRARIES]:
         remedy = "in the clone of memonger, pip install '.[cu112]' brings the CUDA libraries"
