@@ -63,6 +63,8 @@ def main() -> None:
     parser.add_argument("pythons", nargs=2)
     parser.add_argument("files", nargs="*", default=FILES)
     options = parser.parse_args()
+    if not (options.mxnet / "tests" / "python" / "unittest").is_dir():
+        parser.error(f"{options.mxnet} is no checkout of MXNet: it has no tests/python/unittest")
     old, new = options.pythons
     for name in options.files:
         before = outcomes(options.mxnet, old, name)
