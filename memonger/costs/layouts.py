@@ -21,7 +21,7 @@ import numpy as np
 from memonger.costs.replay import find_adding_rows
 from memonger.graph.arrays import Signature, Step
 from memonger.graph.operators.inplace import reads_overwritten
-from memonger.graph.operators.layouts import layout_of_output, layouts_of_inputs
+from memonger.graph.operators.layouts import BY_SHAPE, layout_of_output, layouts_of_inputs
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import StepGraph
 from memonger.support.kernels import Struct, constant
@@ -54,7 +54,7 @@ def find_layouts(training: StepGraph, scoring: bool = False) -> LayoutArrays:
     facts = []
     for signature, first in zip(signatures, t.read_start.tolist()):
         data = None
-        if signature.op == "Convolution":
+        if signature.op in BY_SHAPE:
             data = signatures[t.read_row[first]].tensors[t.read_output[first]]
         key = id(signature), data
         facts_of[key] = facts_of.get(key) or _find_facts(signature, data)

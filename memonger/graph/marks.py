@@ -44,6 +44,12 @@ def read_mask(graph: ForwardGraph) -> Bools:
     return np.array(marked, dtype=np.bool_)
 
 
+def read_own_mask(graph: ForwardGraph) -> Bools:
+    """Return which nodes had marks of the user before `clear` removed them, (nodes,) of bool."""
+    marked = [truth(_record(node.hidden).get(FORCE)) for node in graph.nodes]
+    return np.array(marked, dtype=np.bool_)
+
+
 def write(
     symbol: Symbol,
     mask: Bools,

@@ -23,6 +23,7 @@ from memonger.graph.forward import no_collection
 from memonger.graph.operators.recompute import GPU, fuses
 from memonger.planners.candidates import (
     Candidate,
+    MarkPlan,
     SearchResult,
     by_added_time,
     by_memory,
@@ -34,6 +35,7 @@ from memonger.schedules.layouts import LayoutMismatch
 from memonger.solve.memory import Memory
 from memonger.solve.options import AUTO, Lent, Options
 from memonger.solve.request import Request
+from memonger.solve.selection import Selection
 from memonger.solve.strategies import (
     SMALL_PATIENCE,
     Marks,
@@ -53,6 +55,7 @@ SMALL_SAVING = 0.05  # share of the memory: a warning explains plans that save l
 SLACK = 1e-9  # for rounding where work or time is compared
 ONE_MORE_PASS = 2.0  # the most forward work of marks, in forward passes
 
+OWN_MARKS = "own marks"  # the origin of a plan that keeps the user's force_mirroring
 NO_OPERATORS = "the network has no operators, so the backward pass needs no results"
 WITHOUT_FUSION = (
     "the memory of this plan is predicted without pointwise fusion (on by default on a GPU), with "
@@ -96,12 +99,39 @@ def solve(request: Request, options: Options) -> Solution:
     """
     limits = options.budget, options.slower_than, options.work
     if options.how != AUTO or options.knee or limits != (None,) * 3:
-        return plan_by(request, options, solve_by)
-    find = functools.partial(solve_by, judge=_judge)
-    solution = plan_by(request, replace(options, work=ONE_MORE_PASS), find)
-    if options.lent is not None or solution.strategy.leaves_alone:
+        solution = plan_by(request, options, solve_by)
+    else:
+        find = functools.partial(solve_by, judge=_judge)
+        solution = plan_by(request, replace(options, work=ONE_MORE_PASS), find)
+        if options.lent is not None or solution.strategy.leaves_alone:
+            return solution
+        solution = _or_marks(request, solution, find)
+    if options.knee or options.budget is not None or options.slower_than is not None:
         return solution
-    return _or_marks(request, solution, find)
+    return _keep_own_marks(request, options, solution)
+
+
+def _keep_own_marks(request: Request, options: Options, solution: Solution) -> Solution:
+    """Return the user's own marks in place of a solution that takes more memory."""
+    own = marks.read_own_mask(solution.strategy.graph)
+    if not own.any() or solution.interrupted or isinstance(solution.strategy, Original):
+        return solution
+    try:
+        strategy = Marks(replace(request, recompute=Selection()), replace(options, how="marks"))
+    except MemongerError:  # marks would give other gradients
+        return solution
+    plan = Candidate(0, 1.0, MarkPlan(strategy.rules.apply(own)), OWN_MARKS)
+    memory = _predict(strategy, plan)
+    if memory is None or memory.pool_bytes >= solution.memory.pool_bytes:
+        return solution
+    kept = _confirm(strategy, plan)
+    text = "the network keeps its own marks (force_mirroring), which take %s; the plan takes %s"
+    sizes = format_size(kept.memory.pool_bytes), format_size(solution.memory.pool_bytes)
+    return replace(
+        kept,
+        costs={**solution.costs, **kept.costs},
+        warnings=(*kept.warnings, text % sizes),
+    )
 
 
 def plan_by(request: Request, options: Options, find: Callable[[Strategy], T]) -> T:

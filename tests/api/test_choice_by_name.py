@@ -212,3 +212,17 @@ def test_the_front_keeps_and_recomputes_what_is_named() -> None:
     for plan in plans:
         assert not {name for name in plan.recomputed if name.startswith("stage1")}
         assert {"stage3_unit1_conv", "stage3_unit1_bn"} <= {*plan.recomputed}
+
+
+@pytest.mark.parametrize("options", [{"recompute": "*"}, {"recompute": "*", "how": "marks"}, {}])
+def test_no_plan_takes_more_than_the_own_marks_of_the_network(options: dict[str, Any]) -> None:
+    x = mx.sym.Variable("data")
+    for _ in range(4):
+        x = mx.sym.FullyConnected(x, num_hidden=32)
+        with mx.AttrScope(force_mirroring="True"):
+            x = mx.sym.Activation(mx.sym.BatchNorm(x, fix_gamma=False), act_type="tanh")
+    symbol, shapes = mx.sym.SoftmaxOutput(x), {"data": (16, 16)}
+    plan = memonger.plan(symbol, shapes, patience=0.05, **options)
+    own = memonger.pool_bytes(symbol, shapes=shapes)
+    assert 0 < plan.pool_bytes <= own < plan.unplanned_bytes
+    assert_alike(memonger.unplan(plan.symbol), plan.symbol, shapes)

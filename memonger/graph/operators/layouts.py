@@ -25,8 +25,11 @@ LAYOUT_AWARE = frozenset(
 PRODUCES_BLOCKED = frozenset(
     op + name for op in ("", "_backward_") for name in ("Convolution", "Deconvolution")
 )
-#: Operators that make tensors of up to 4 axes plain (``src/operator/nn/mkldnn/mkldnn_reshape.cc``).
+#: Operators that make tensors of up to 4 axes plain, and leave others as they are if they are in
+#: place (``src/operator/nn/mkldnn/mkldnn_reshape.cc``).
 _RESHAPE = frozenset(("Flatten", "Reshape", "expand_dims"))
+#: Operators whose output's layout depends on the shape of the first input.
+BY_SHAPE = _RESHAPE | {"Convolution"}
 #: Operators that compute nothing in place, and otherwise make a plain copy.
 _COPY = frozenset(("_backward_add", "_backward_copy", "_copy"))
 #: Operators that convert their inputs to a layout of their choice.
@@ -81,8 +84,8 @@ def layout_of_output(
     axes = len(tensor.shape)
     if op not in LAYOUT_AWARE or tensor.dtype != "float32" or op == "_backward_Concat":
         return "keeps"
-    if op in _RESHAPE and axes <= AXES:
-        return "always_plain"
+    if op in _RESHAPE:
+        return "always_plain" if len((data or tensor).shape) <= AXES else "keeps"
     if op in _COPY:
         return "copies"
     if op in _POINTWISE:
