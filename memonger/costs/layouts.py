@@ -19,13 +19,13 @@ from typing import List, Sequence, Tuple
 import numpy as np
 
 from memonger.costs.replay import find_adding_rows
-from memonger.graph.arrays import Signature, Step
+from memonger.graph.arrays import GraphArrays, Signature, Step
 from memonger.graph.operators.inplace import reads_overwritten
 from memonger.graph.operators.layouts import BY_SHAPE, layout_of_output, layouts_of_inputs
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.training import StepGraph
-from memonger.support.kernels import Struct, constant
-from memonger.support.types import Bools
+from memonger.graph.training import StepGraph, TrainingGraph
+from memonger.support.kernels import Struct, compiled, constant
+from memonger.support.types import AnyArray, Bools
 
 PLAIN = constant("PLAIN")  # not laid out in blocks
 ANY_LAYOUT = constant("ANY_LAYOUT")  # in place of a required layout: none is required
@@ -101,3 +101,31 @@ def find_mattering(training: StepGraph, layouts: LayoutArrays, step: Step) -> Bo
                 read[j] |= matters[begin + k]
         matters[step.entry[reads][read]] = True
     return matters
+
+
+def read_with_workspace(t: GraphArrays, ops: AnyArray) -> list[tuple[int, int]]:
+    """List the reads of the image by each max pooling and by its gradient, as pairs.
+
+    The two reads must have the same layout: MKLDNN's max pooling writes a workspace in the layout
+    of its image, and its gradient assumes the layout of its own image
+    (``src/operator/nn/mkldnn/mkldnn_pooling.cc``).
+    """
+    start = t.read_start
+    rows = np.flatnonzero((ops == "_backward_Pooling") & (np.diff(start) == 5))
+    return [(int(start[t.read_row[start[r] + 4]]), int(start[r]) + 2) for r in rows]
+
+
+def find_wrong_poolings(training: TrainingGraph) -> list[int]:
+    """Find max poolings whose gradient MKLDNN computes wrongly without a plan.
+
+    Another operator has made their image plain before, such as a Reshape in place. Recomputed, they
+    read the plain image, and their gradient is another one.
+    """
+    t = training.arrays
+    pairs = read_with_workspace(t, np.array(training.ops))
+    if not pairs:
+        return []
+    step = compiled.find_step(t, np.zeros(t.forward, dtype=np.bool_))
+    _, read, _ = compiled.follow_layouts(t, find_layouts(training), step)
+    wrong = (one for one, other in pairs if read[other] not in (ANY_LAYOUT, read[one]))
+    return [int(np.searchsorted(t.read_start, one, side="right")) - 1 for one in wrong]

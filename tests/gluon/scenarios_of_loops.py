@@ -296,3 +296,21 @@ SCENARIOS.update(
     (f"gradients of {name}", partial(gradients_of_variables, variables))
     for name, variables in VARIABLES.items()
 )
+
+
+@scenario
+def forward_passes_without_a_backward_pass(prepare: Prepare) -> Arrays:
+    """Of every other step, and in training mode without a record; statistics may move or not."""
+    net = prepare(mlp(drop=0))
+    training = trainer(net)
+    for k in range(4):
+        x, y = batch(k)
+        with autograd.train_mode():
+            net(x)
+        with autograd.record():
+            loss = LOSS(net(x), y)
+        if k % 2 == 0:
+            loss.backward()
+            training.step(16)
+    mx.nd.waitall()
+    return left_in(net)

@@ -245,3 +245,52 @@ def parameters_that_are_computed(prepare: Prepare) -> Arrays:
         object.__setattr__(block, name, computed)
     prepare(net)
     return train(net)
+
+
+class Normed(nn.HybridBlock):
+    """A Dense whose weight is divided by its largest singular value (Miyato et al. 2018)."""
+
+    def __init__(self, units: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(units, units))
+            self.u = self.params.get("u", shape=(1, units), grad_req="null")
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any, u: Any) -> Any:
+        v = F.L2Normalization(F.dot(u, weight))
+        new = F.L2Normalization(F.dot(v, weight, transpose_b=True))
+        sigma = F.sum(F.dot(F.BlockGrad(new), weight) * F.BlockGrad(v))
+        y = F.FullyConnected(x, F.broadcast_div(weight, sigma), no_bias=True, num_hidden=20)
+        return F.tanh(y), F.BlockGrad(new)
+
+
+@scenario
+def spectral_normalization(prepare: Prepare) -> Arrays:
+    """The singular vectors are written to a parameter between steps."""
+
+    class Net(nn.HybridBlock):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            with self.name_scope():
+                self.layers = nn.HybridSequential()
+                self.layers.add(*[Normed(20) for _ in range(5)])
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            vectors = []
+            for layer in self.layers:
+                x, u = layer(x)
+                vectors.append(u)
+            return x, vectors
+
+    net = prepare(initialized(Net(prefix="net_")))
+    vectors: list[Any] = []
+
+    def before(k: int) -> None:
+        for layer, u in zip(net.layers, vectors):
+            layer.u.set_data(u)
+
+    def loss(x: Any, y: Any, k: int) -> Any:
+        out, vectors[:] = net(x)
+        return LOSS(out, y)
+
+    return train(net, loss, 4, before=before)

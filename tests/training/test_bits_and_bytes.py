@@ -178,6 +178,16 @@ def viewed(view: str, first: bool) -> Network:
     }
 
 
+def pooled_and_viewed() -> Network:
+    """Pool blocks that a view makes plain: MXNet's gradient is wrong, with or without a plan."""
+    x = S.BatchNorm(
+        S.Convolution(S.var("data"), num_filter=8, kernel=(3, 3), pad=(1, 1)), fix_gamma=False
+    )
+    pool = S.Pooling(x, kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="max", name="pool")
+    parts = [S.sin(pool) * 2, S.sin(S.Flatten(x))]
+    return S.Group([S.MakeLoss(part) for part in parts]), {"data": (4, 3, 8, 8)}
+
+
 def pooled_to_one(**pooling: Any) -> Network:
     """Build a product in place that makes blocks of the image that is pooled."""
 
@@ -219,6 +229,7 @@ NETWORKS: dict[str, Row] = {
     "named in any letters": Row(named_in_any_letters),
     **{op: Row(functools.partial(softmax_of_blocks, op)) for op in ("softmax", "log_softmax")},
     "max of a sum": Row(max_of_a_sum, levels=("three levels", "six levels")),
+    "pooled and viewed": Row(pooled_and_viewed, lambda net: ["pool"], may_be_refused=True),
     **{
         f"{view} {place} a BatchNorm": Row(functools.partial(viewed, view, place == "before"))
         for view in ("Flatten", "expand_dims", "reshape_like")

@@ -23,6 +23,7 @@ from typing import Iterable, Sequence
 
 import numpy as np
 
+from memonger.costs.layouts import find_wrong_poolings
 from memonger.costs.replay import Replay, replay
 from memonger.graph.arrays import GraphArrays
 from memonger.graph.forward import (
@@ -132,6 +133,9 @@ class Rules:
                     reason = "so many operators read it that fusion may fail"
             if reason is not None:
                 reasons[i] = reason
+        if CPU in self.targets and first.settings.mkldnn:
+            text = "MKLDNN computes its gradient from another layout of its input"
+            reasons.update(dict.fromkeys(find_wrong_poolings(first), text))
         return reasons
 
     def _arrays(self, training: TrainingGraph, layouts: LayoutRule, tolerant: Bools) -> RuleArrays:
