@@ -84,6 +84,11 @@ class Expected:
         _, read, have, other_read, other_output = compiled.lead_layouts(
             t, layouts, step, block, block, want_read, want_output
         )
+        for row in np.flatnonzero(ops == "BatchNorm").tolist():
+            # MKLDNN's BatchNorm along another axis reads a view, which it cannot of blocks.
+            along = training.signatures[row].attrs.get("axis", "1")
+            if along != "1" and read[t.read_start[row]] not in (PLAIN, ANY_LAYOUT):
+                raise refusal(training, row)
         for one, other in mkldnn.read_with_workspace(t, ops):
             usual, found = self.read_layout[place[[one, other]]], read[[one, other]]
             if usual[0] != usual[1]:  # MXNet's gradient is wrong (`find_wrong_poolings`)

@@ -54,6 +54,16 @@ def test_no_schedule_is_refused_for_layouts_where_there_are_none() -> None:
     assert inserted(build_step(make_parts(work, mkldnn=False), schedule)) <= {"max"}
 
 
+def test_no_schedule_normalizes_blocks_along_rows() -> None:
+    """MXNet's imperative interface cannot: ``Check failed: !is_view``."""
+    x = mx.sym.tanh(mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=8))
+    work = work_of(
+        mx.sym.MakeLoss(mx.sym.BatchNorm(x, axis=3, name="norm")), {"data": (4, 3, 6, 6)}
+    )
+    with pytest.raises(memonger.MemongerError, match="another layout for an input of 'norm'"):
+        build_step(make_parts(work), everything(work))
+
+
 @pytest.mark.parametrize("how", ["marks", "schedule"])
 def test_a_network_with_nothing_to_plan_gets_no_plan(how: str) -> None:
     S, x, shapes = mx.sym, mx.sym.Variable("data"), {"data": (4, 8)}
