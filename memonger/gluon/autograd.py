@@ -32,24 +32,34 @@ class _Pass(threading.local):
 
     errors: list[BaseException] = []  # to be raised when the pass ends
     is_partial = False  # whether the pass computes the gradients of a few variables only
+    retains = False  # whether the graph is retained for another pass
 
 
 backward_pass = _Pass()
 
 
 @contextlib.contextmanager
-def _watched(is_partial: bool = False) -> Iterator[None]:
-    """Collect the errors of a backward pass in the block, and raise the first at its end."""
-    outer = backward_pass.errors, backward_pass.is_partial
+def _watched(retains: object, is_partial: bool = False) -> Iterator[None]:
+    """Collect the errors of a backward pass in the block, and raise the first at its end.
+
+    Then the calls are dropped that are no longer on the tape, with the arrays that they hold.
+    """
+    outer = dict(vars(backward_pass))
     errors: list[BaseException] = []
     backward_pass.errors, backward_pass.is_partial = errors, is_partial
+    backward_pass.retains = bool(getattr(retains, "value", retains))
     try:
         with deferred_signals():
             yield
+            tape.release()
     finally:
-        backward_pass.errors, backward_pass.is_partial = outer
-    if errors:
-        raise errors[0]
+        vars(backward_pass).clear()
+        vars(backward_pass).update(outer)
+    try:
+        if errors:
+            raise errors[0]
+    finally:
+        errors.clear()  # or the error would keep its frames, and the calls in them, until a gc
 
 
 def _calls_below(heads: Iterable[object]) -> list[RecordedCall]:
@@ -64,14 +74,15 @@ def _calls_below(heads: Iterable[object]) -> list[RecordedCall]:
 
 def _backward(usual: CFuncPtr, *arguments: object) -> int:
     """Call ``MXAutogradBackward``."""
-    with _watched():
+    *_, retain_graph = arguments
+    with _watched(retain_graph):
         return int(usual(*arguments))
 
 
 def _backward_of_any(usual: CFuncPtr, *arguments: Any) -> int:  # type: ignore[misc]  # of ctypes
     """Call ``MXAutogradBackwardEx``, which also computes the gradients of a few variables."""
     count, heads, head_grads, wanted, variables, *others = arguments
-    _, create_graph, _, gradients, _ = others
+    retain_graph, create_graph, _, gradients, _ = others
     calls = _calls_below(heads) if wanted else []
     if calls and create_graph.value:
         raise MemongerError(
@@ -84,7 +95,7 @@ def _backward_of_any(usual: CFuncPtr, *arguments: Any) -> int:  # type: ignore[m
     if hidden:
         handles = [_Handle(handle) for handle in (*variables, *hidden)]
         variables = mx.base.c_array(_Handle, handles)
-    with _watched(is_partial=bool(calls)):
+    with _watched(retain_graph, is_partial=bool(calls)):
         status = usual(count, heads, head_grads, wanted + len(hidden), variables, *others)
         if status == 0:  # the caller does not expect the gradients of the hidden variables
             for k in range(wanted, wanted + len(hidden)):

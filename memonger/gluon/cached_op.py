@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple
 
@@ -13,20 +14,29 @@ import numpy as np
 
 from memonger.api.plan import Plan
 from memonger.api.planning import plan
+from memonger.gluon.bound import PlannedGraph, reached, waits
+from memonger.gluon.counting import Count, count_bytes
 from memonger.gluon.outputs import with_copied_outputs
-from memonger.gluon.runner import PlannedGraph, RecordedCall, Runner, free_unused, reached, waits
+from memonger.gluon.runner import Runner, free_unused
 from memonger.graph.inputs import check_device
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.schedules.execution.arena import address
 from memonger.solve.options import Budget
-from memonger.support.errors import BudgetError, MemongerError, UnmatchedError, why_unplanned
+from memonger.support.errors import (
+    BudgetError,
+    MemongerError,
+    UnmatchedError,
+    format_size,
+    why_unplanned,
+)
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.symbols import read
 from memonger.support.types import Context, Keywords, NDArray, Parameter, Symbol
-from memonger.support.variables import NULL, WRITE, Mark, is_noted, mark_of
+from memonger.support.variables import NULL, WRITE, is_noted, mark_of
 
 if TYPE_CHECKING:
-    from memonger.gluon.runner import Arrays
+    from memonger.gluon.bound import Arrays, Marks
+    from memonger.gluon.runner import RecordedCall
 
     Find = Callable[..., Plan]  # type: ignore[misc]  # with the arguments of `plan`
 
@@ -53,6 +63,13 @@ class Decision:
     graph: PlannedGraph | None = None  # None: these calls train without a plan
     refusal: str = ""  # why they cannot be planned
     for_all_shapes: bool = False  # True: for inputs of any shapes; False: for no larger ones
+    count: Count | None = None  # of the memory of calls, if they are planned
+
+    @property
+    def is_smaller_together(self) -> bool:
+        """Whether calls that are alive together hold less memory by the plan than without it."""
+        count = self.count
+        return count is not None and count.planned_together < count.plain_together
 
     def holds(self, kind: Kind) -> bool:
         """Return whether the decision is valid for another kind, which runs no more gradients."""
@@ -78,11 +95,25 @@ class PlannedBlock:
             log.warning("%s trains without a plan: %s", self.name, reason)
         self.reasons.add(reason)
 
+    def note_plain_calls(self, decision: Decision) -> None:
+        """Warn, once, that calls run without the plan while an earlier one is alive."""
+        assert decision.count is not None
+        sizes = decision.count.planned_together, decision.count.plain_together
+        planned, plain = map(format_size, sizes)
+        self.refuse(
+            f"a call while an earlier one waits for its backward pass holds {planned} by the plan, "
+            f"and {plain} without it"
+        )
+
 
 class Pool:
-    """Bound plans that share memory; one of them is in use at a time."""
+    """Bound plans that share memory.
 
-    def __init__(self) -> None:
+    One call at a time is alive, or if the plans are split, any number of calls.
+    """
+
+    def __init__(self, is_split: bool) -> None:
+        self.is_split = is_split
         self._runners: dict[object, Runner] = {}  # by kind of call, the latest last
         self._bound: object = None  # the parameters to which they are bound
         #: Returns the latest call, or None if the tape does not have it any more.
@@ -92,32 +123,33 @@ class Pool:
     def is_free(self) -> bool:
         """Whether the latest call is no longer on the tape, or has had its backward pass."""
         call = self._call()
-        return call is None or call.spent
+        return self.is_split or call is None or call.spent
 
-    def run(self, graph: PlannedGraph, arrays: Arrays, marks: Mapping[str, Mark]) -> list[NDArray]:
+    def run(self, graph: PlannedGraph, arrays: Arrays, marks: Marks) -> list[NDArray]:
         """Run a call by a plan and return its outputs; bind the plan first if necessary."""
         parameters = [(id(arrays[name]), marks.get(name)) for name in graph.parameters]
         if self._bound != parameters:  # cast, reset_ctx, grad_req
             self._runners.clear()
             self._bound = parameters
-        requests = {name: mark.request for name, mark in marks.items()}
         inputs = [arrays[name] for name in graph.names if name not in graph.parameters]
-        key = graph, *(array.shape for array in inputs), *requests.values()
+        requests = [mark.request for mark in marks.values()]
+        key = graph, *(array.shape for array in inputs), *requests
         runner = self._runners.pop(key, None)
         if runner is None:
-            # An executor shares the memory of the largest. If it is larger, the others are dropped.
+            # A plan shares the memory of the largest. If it is larger, the others are dropped.
             size = sum(array.size for array in inputs)
             largest = max(self._runners.values(), key=lambda other: other.size, default=None)
             if largest is not None and largest.size < size:
                 largest = None
                 self._runners.clear()
             with mx.autograd.pause():
-                runner = Runner(graph, arrays, requests, largest and largest.executor)
+                lent = None if largest is None else largest.bound
+                runner = Runner(graph, arrays, marks, lent, self.is_split)
         self._runners[key] = runner
         if len(self._runners) > MAX_RUNNERS:
             del self._runners[next(iter(self._runners))]
-        outputs = runner.forward(arrays)
-        self._call = runner.call
+        outputs, call = runner.forward(arrays, marks)
+        self._call = weakref.ref(call)
         return outputs
 
 
@@ -169,7 +201,7 @@ class PlannedOp:
         wanted = frozenset(name for name, mark in marks.items() if mark.request != NULL)
         if not wanted:
             return self._usual(*arrays)
-        kind, pool, outputs = self._kind(named, wanted), self._free_pool(device), None
+        kind, outputs = self._kind(named, wanted), None
         try:
             with self._lock:  # of the threads that call this block
                 decision = next((past for past in self._decisions if past.holds(kind)), None)
@@ -177,8 +209,13 @@ class PlannedOp:
                     decision = self._decide(named, wanted, kind)
                     self._decisions.append(decision)
                 self._block.decision = decision
-                if decision.graph is not None:
-                    outputs = pool.run(decision.graph, named, marks)
+            if decision.graph is not None:
+                pool = self._free_pool(device, decision, decision.graph.is_scheduled)
+                if pool is None:
+                    self._block.note_plain_calls(decision)
+                else:
+                    with self._lock:
+                        outputs = pool.run(decision.graph, named, marks)
         except (BudgetError, UnmatchedError):
             raise
         except Exception as error:
@@ -235,18 +272,29 @@ class PlannedOp:
         if not plan.is_used:
             return Decision(kind, plan)
         plan = replace(plan)  # without its replay: it may be large
+        count = count_bytes(plan, self._inputs)
+        if count.planned >= count.plain:
+            raise MemongerError(
+                f"by its plan it would take {format_size(count.planned)} in Gluon, and without it "
+                f"{format_size(count.plain)}"
+            )
         graph = PlannedGraph(plan.symbol, self._names, self._parameters, self._usual.is_np_sym)
         # Calls of other shapes may exceed a budget in bytes, but hardly a share of their memory.
         return Decision(
-            kind, plan, graph, for_all_shapes=block.budget is None or block.budget.is_share
+            kind,
+            plan,
+            graph,
+            for_all_shapes=block.budget is None or block.budget.is_share,
+            count=count,
         )
 
-    def _free_pool(self, ctx: Context) -> Pool:
-        """Return a pool that no call uses; a thread has as many as calls are alive on a device.
+    def _free_pool(self, ctx: Context, decision: Decision, can_split: bool) -> Pool | None:
+        """Return a pool that no call uses; None if the call takes less memory without its plan.
 
-        It waits for MXNet's engine before it makes a new pool, unless the engine may wait for calls
-        on other devices. Operators that have not run yet keep the tape alive. So in a loop that
-        does not wait, each call without a backward pass would get a new pool.
+        If plans can be split, a thread has two on a device. Of others it has as many as calls are
+        alive. Then it waits for MXNet's engine before it makes a new pool, unless the engine may
+        wait for calls on other devices. Operators that have not run yet keep the tape alive. So in
+        a loop that does not wait, each call without a backward pass would get a new pool.
         """
         key = ctx, threading.current_thread()
         if key not in self._pools:
@@ -257,13 +305,17 @@ class PlannedOp:
         pools = self._pools.setdefault(key, [])
         # The engine deletes operators shortly after they have run (`ThreadedEngine::OnComplete`).
         tries = [mx.nd.waitall, *5 * [functools.partial(time.sleep, 0.001)]]
-        for wait in tries if pools and may_wait() and not self._waits else ():
-            if any(pool.is_free for pool in pools):
+        may_try = may_wait() and not self._waits and not can_split
+        for wait in tries if pools and may_try else ():
+            if any(pool.is_free for pool in pools if not pool.is_split):
                 break
             wait()
             free_unused()
-        free = next((pool for pool in pools if pool.is_free), None)
+        usable = (pool for pool in pools if pool.is_free and (can_split or not pool.is_split))
+        free = next(usable, None)
+        if pools and (free is None or free.is_split) and not decision.is_smaller_together:
+            return None
         if free is None:
-            free = Pool()
+            free = Pool(is_split=can_split and bool(pools))
             pools.append(free)
         return free

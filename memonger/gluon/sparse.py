@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple, Sequence
 
+from memonger.gluon.bound import reached
 from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.outputs import adding_afterwards, merged
-from memonger.gluon.runner import reached
 from memonger.graph.operators.gradients import makes_rows
 from memonger.graph.operators.recompute import draws
 from memonger.support.errors import MemongerError, why_unplanned
@@ -22,7 +22,7 @@ from memonger.support.types import Block, NDArray, Parameter, Symbol
 from memonger.support.variables import NULL, mark_of
 
 if TYPE_CHECKING:
-    from memonger.gluon.runner import Arrays
+    from memonger.gluon.bound import Arrays
 
 
 def planned_op(block: PlannedBlock, net: Block, inputs: Sequence[NDArray]) -> PlannedOp:

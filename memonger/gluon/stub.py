@@ -1,8 +1,9 @@
 """The stub of a planned block: it represents the block on autograd's tape, and reports gradients.
 
 A *stub* is a tiny CachedOp. Its inputs are the inputs of the block's own CachedOp that need a
-gradient, and the results of the planned executor. It copies the results, and makes a few bytes of
-everything else. MXNet's gradient of it is ``_copy`` for the results and zeros for the rest.
+gradient, and an array of the shape of each output. It copies these arrays, which makes the arrays
+of the outputs that the plan then computes, and makes a few bytes of everything else. MXNet's
+gradient of it is ``_copy`` for the outputs and zeros for the rest.
 
 CachedOp calls a monitor hook right after it has pushed each of these gradient nodes to the engine,
 on the thread that called ``backward``. It passes the tape's own array of the gradient to the hook
@@ -71,7 +72,7 @@ class Stub:
     def __call__(
         self, others: list[NDArray], lease: NDArray, results: list[NDArray], last: NDArray
     ) -> list[NDArray]:
-        """Record a call; return copies of the results."""
+        """Record a call; return the arrays of its outputs, copies of ``results``."""
         # Without fusion, which would change the names of operators that the hook needs.
         with environment(**self._fusion) if self._fusion else contextlib.nullcontext():
             outputs: list[NDArray] = self._op(*others, lease, *results, last)

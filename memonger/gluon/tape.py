@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from memonger.support.mxnet import mx
 from memonger.support.types import Context, NDArray
-from memonger.support.variables import NULL
+from memonger.support.variables import NULL, mark_unnoted
 
 if TYPE_CHECKING:
     from memonger.gluon.runner import RecordedCall
@@ -48,8 +48,8 @@ def hold(ctx: Context, call: RecordedCall) -> NDArray:
     The array is an output of a custom function that is never differentiated.
     """
     with mx.autograd.pause():
-        source, lease, unused = (mx.nd.zeros((1,), ctx) for _ in range(3))
-    mx.autograd.mark_variables([source], [unused], NULL)
+        source, lease, unused = (mx.nd.empty((1,), ctx) for _ in range(3))
+    mark_unnoted([source], [unused], NULL)
     held = _Held(call)
     _held.append(held)
     # MXNet reads the record when it deletes the function, which may be after Python has ended.

@@ -31,6 +31,7 @@ from memonger.support.types import Int64s
 Reads = Sequence[Read]
 
 NO_NODE = -1  # the origin of a row that belongs to no forward node
+HEAD_COPY = "_identity_with_attr_like_rhs"  # the operator that copies the gradient of an output
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +97,16 @@ class TrainingGraph(StepGraph):
     wanted: tuple[int, ...]  # the arguments that get a gradient
     waits: tuple[tuple[int, int], ...]  # (gradient row, row that must have run before), in order
     unobserved: Mapping[int, str]  # operator whose gradient cannot be observed -> why
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of outputs, and of all results that gradients read."""
+        t = self.arrays
+        read = [*zip(t.head_row[: t.outputs].tolist(), t.head_output[: t.outputs].tolist())]
+        start = t.read_start[2 * t.forward]
+        read += zip(t.read_row[start:].tolist(), t.read_output[start:].tolist())
+        kept = {(row, k) for row, k in read if row < t.forward and not t.variable[row]}
+        return sum(self.signatures[row].tensors[k].nbytes for row, k in kept)
 
 
 def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> TrainingGraph:
@@ -174,10 +185,10 @@ class _Builder:
         self.gradients: dict[int, OperatorGradient] = {}
         self.unobserved: dict[int, str] = {}
         for k, head in enumerate(graph.heads):
-            name, op = f"_head_grad_{k}", "_identity_with_attr_like_rhs"
+            name = f"_head_grad_{k}"
             reads = [self._add_part("null", name, {}, [], head), (*head, KEPT)]
             # If two outputs are the same tensor, only the gradient of the last one counts.
-            self.terms[head] = [self._add_part(op, f"{name}_id", {}, reads, head)]
+            self.terms[head] = [self._add_part(HEAD_COPY, f"{name}_id", {}, reads, head)]
         for x in reversed(self._merged_order() if merged_heads else range(n)):
             if self.reads[x] and (same[x] == x or x in merged_heads):
                 self._add_gradient(x)

@@ -25,7 +25,7 @@ from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import SYNCHRONIZED, truth
 from memonger.graph.operators.recorded import BY_MKLDNN, is_recorded
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.training import TrainingGraph, training_graph
+from memonger.graph.training import HEAD_COPY, TrainingGraph, training_graph
 from memonger.schedules.layouts import Expected, refusal
 from memonger.schedules.rows import NodeVariants
 from memonger.schedules.schedule import FIRST_TIME, Schedule, Workload, adapt, check, workload
@@ -62,7 +62,7 @@ class _RowFacts(NamedTuple):
     owner: list[int]  # the operator whose gradient the row is part of; -1: none
     reads: list[list[RowEntry]]  # the reads of the row, without identities of ``handed_on``
     walk: list[int]  # gradient rows, in the order in which MXNet runs them
-    #: MXNet inserts identities before gradients of outputs, which take memory. They are left out
+    #: MXNet inserts identities before gradients of outputs, which take memory. They do not run
     #: here: output of an identity -> its input, which rows read instead.
     handed_on: dict[RowEntry, RowEntry]
     #: For each node whether it is a Dropout with a mask. When it is recomputed, a product of its
@@ -161,8 +161,7 @@ def _read_rows(work: Workload, mkldnn: bool) -> _RowFacts:
     reads = list_reads(t)
     owner = [-1] * (2 * t.forward) + training.origin[2 * t.forward :].tolist()
     walk = [r for r in t.walk_row.tolist() if r >= 2 * t.forward]
-    identity = "_identity_with_attr_like_rhs"
-    identities = (r for r in walk if training.ops[r] == identity and owner[r] < 0)
+    identities = (r for r in walk if training.ops[r] == HEAD_COPY and owner[r] < 0)
     handed_on = {(row, 0): reads[row][0] for row in identities}
     for row_reads in reads[2 * t.forward :]:
         row_reads[:] = [handed_on.get(entry, entry) for entry in row_reads]
@@ -354,7 +353,8 @@ def _gradient_rows(facts: _RowFacts) -> list[list[int]]:
     work, reads, t = facts.work, facts.reads, facts.training.arrays
     place = {x: k for k, x in enumerate(work.gradients)}
     rows: list[list[int]] = [[] for _ in range(t.forward)]
-    walk = [r for r in facts.walk if place and not t.variable[r]]
+    runs = (r for r in facts.walk if not t.variable[r] and (r, 0) not in facts.handed_on)
+    walk = [*runs] if place else []
     operation: dict[int, int] = {}
     for row in sorted(walk):
         sources = [r for r, _ in reads[row]]

@@ -33,7 +33,7 @@ from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
 from memonger.schedules.rows import Lifetimes, NodeVariants, Rows
 from memonger.schedules.schedule import Workload
 from memonger.support.kernels import compiled
-from memonger.support.types import Int32s, Int64s
+from memonger.support.types import Bools, Int32s, Int64s
 
 VariantEntry = Tuple[int, int]  # a variant of `Parts`, and which of its outputs
 Reads = Sequence[RowEntry]  # of rows, or of variants
@@ -149,6 +149,9 @@ class TrainingStep(StepGraph):
     #: The gradient of each argument that gets one, as in ``training.wanted``; None: zeros.
     gradients: tuple[RowEntry | None, ...]
     alive: Lifetimes  # the lifetimes of all blocks
+    #: Whether blocks that the backward pass gets from the forward pass lie outside of the arena, so
+    #: that passes of other runs may come between the two.
+    is_split: bool = False
 
     @property
     def training(self) -> TrainingGraph:
@@ -169,10 +172,23 @@ class TrainingStep(StepGraph):
         return int(self.alive.block[self.arrays.output_start[entry[0]] + entry[1]])
 
     @cached_property
+    def outside(self) -> Bools:
+        """Whether each block lies outside of the arena, (blocks,)."""
+        outside, last = self.alive.of_caller, np.flatnonzero(self.rows.time == 0)[-1:].sum()
+        if self.is_split:
+            outside = outside | ((self.alive.start <= last) & (self.alive.stop > last))
+        return outside
+
+    @property
+    def split_bytes(self) -> int:
+        """The bytes of what the backward pass of a split step gets from its forward pass."""
+        return int(self.alive.nbytes[self.outside & ~self.alive.of_caller].sum())
+
+    @cached_property
     def offsets(self) -> Int64s:
-        """The offset of each block in the arena, bytes (blocks,); -1 for an array of the caller."""
-        offsets = np.full(len(self.alive.of_caller), -1)
-        offsets[~self.alive.of_caller] = self.placement.offset
+        """The offset of each block in the arena, bytes (blocks,); -1 for one outside of it."""
+        offsets = np.full(len(self.outside), -1)
+        offsets[~self.outside] = self.placement.offset
         return offsets
 
     @cached_property
@@ -203,8 +219,8 @@ class TrainingStep(StepGraph):
 
     @cached_property
     def placement(self) -> Placement:
-        """The placement in the arena of the blocks that are not arrays of the caller."""
-        alive, ours = self.alive, ~self.alive.of_caller
+        """The placement of the blocks in the arena."""
+        alive, ours = self.alive, ~self.outside
         intervals = alive.start[ours], alive.stop[ours], alive.nbytes[ours]
         return place_items(*intervals, len(self.rows.source), ALIGNMENT)
 

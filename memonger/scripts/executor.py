@@ -6,7 +6,7 @@ import ctypes
 import re
 from typing import TYPE_CHECKING, Callable, cast
 
-from memonger.gluon.runner import order_state_readers
+from memonger.gluon.bound import order_state_readers
 from memonger.graph import marks
 from memonger.graph.forward import INSERTED, RECORD
 from memonger.schedules.execution.plain import PlainNetwork

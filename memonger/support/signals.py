@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import _signal  # the functions of ``signal`` without its enums, which take most of the time
 import contextlib
 import signal
 import threading
 from types import FrameType
 from typing import Callable, Iterator
+
+_NUMBERS = sorted(map(int, signal.valid_signals()))
+_is_deferring = False  # whether the main thread is in a block of `deferred_signals`
 
 
 @contextlib.contextmanager
@@ -15,15 +19,22 @@ def deferred_signals() -> Iterator[None]:
 
     Python runs a handler on the main thread before the next line, even in a callback of a C
     library. A callback cannot raise: ctypes prints the KeyboardInterrupt, and the callback ends
-    before its work is done.
+    before its work is done. Within another such block, they are deferred to the end of that one.
     """
-    with contextlib.ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread():
-            for number in sorted(signal.valid_signals()):
-                handler = signal.getsignal(number)
-                if callable(handler):
-                    stack.enter_context(_deferred(number, handler))
+    global _is_deferring
+    if _is_deferring or threading.current_thread() is not threading.main_thread():
         yield
+        return
+    with contextlib.ExitStack() as stack:
+        for number in _NUMBERS:
+            handler = _signal.getsignal(number)
+            if callable(handler):
+                stack.enter_context(_deferred(number, handler))
+        _is_deferring = True
+        try:
+            yield
+        finally:
+            _is_deferring = False
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from memonger.support.mxnet import mx
 from memonger.support.types import NDArray, Symbol
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 LIB = mx.base._LIB
 
 NULL, WRITE, ADD = REQUESTS = "null", "write", "add"
-_REQUEST_OF_NUMBER = {mx.autograd._GRAD_REQ_MAP[request]: request for request in REQUESTS}
+_NUMBER: Mapping[str, int] = mx.autograd._GRAD_REQ_MAP
+_REQUEST_OF_NUMBER = {_NUMBER[request]: request for request in REQUESTS}
 
 
 class Mark(NamedTuple):
@@ -66,6 +67,14 @@ def mark_of(array: NDArray, unseen: str = WRITE) -> Mark:
     return Mark(symbol.name, request if is_marked else NULL)
 
 
+def note_computed(array: NDArray) -> None:
+    """Note that autograd computed an array from variables that get gradients.
+
+    `mark_of` then need not list all variables from which it was computed.
+    """
+    _marks[array.handle.value] = Mark(symbol_of(array.handle).name, WRITE)
+
+
 def _noted_mark(array: NDArray, symbol: Symbol) -> Mark | None:
     """Return the mark that was noted of an array, if its handle still has the same variable."""
     mark = _marks.get(array.handle.value)
@@ -84,4 +93,12 @@ def _mark(  # type: ignore[misc]  # arrays of ctypes
     return status
 
 
-LIB.MXAutogradMarkVariables = functools.partial(_mark, LIB.MXAutogradMarkVariables)
+def mark_unnoted(variables: Sequence[NDArray], gradients: Sequence[NDArray], request: str) -> None:
+    """Mark arrays as variables, as ``mx.autograd.mark_variables``, for which no mark is asked."""
+    numbers = (ctypes.c_uint * len(variables))(*[_NUMBER[request]] * len(variables))
+    handles = [mx.base.c_handle_array(arrays) for arrays in (variables, gradients)]
+    mx.base.check_call(_usual(len(variables), handles[0], numbers, handles[1]))
+
+
+_usual = LIB.MXAutogradMarkVariables
+LIB.MXAutogradMarkVariables = functools.partial(_mark, _usual)

@@ -14,8 +14,8 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from blocks import LOSS, Arrays, Prepare
-from blocks import batch, initialized, layers, left_in, mlp, step, trainer
+from blocks import LOSS, Arrays, Prepare, Residual
+from blocks import batch, images, initialized, layers, left_in, mlp, step, trainer
 from scenarios import SCENARIOS, scenario, train
 
 
@@ -27,6 +27,14 @@ def other(k: int) -> Any:
 def twice(loss: Any) -> None:
     loss.backward(retain_graph=True)
     loss.backward()
+
+
+def decoded(net: Any, x: Any, y: Any, k: int) -> Any:
+    """Call a net of 20 inputs and 10 outputs for what it returned before."""
+    outputs = [net(x)]
+    for _ in range(4 + k % 2):
+        outputs.append(net(mx.nd.concat(outputs[-1], outputs[-1], dim=1)))
+    return sum(LOSS(output, y) for output in outputs)
 
 
 SIZES = [16, 5, 16, 32, 7, 5, 32]
@@ -45,6 +53,13 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any, int], Any], dict[str, Any]]] = 
         {"request": "add", "steps": 4},
     ),
     "two backward passes": (lambda net, x, y, k: LOSS(net(x), y), {"backward": twice, "drop": 0}),
+    "calls that read what earlier ones return": (decoded, {}),
+    "two backward passes through many calls": (decoded, {"backward": twice, "drop": 0}),
+    "gradients added over many calls": (decoded, {"request": "add", "input_gradient": "add"}),
+    "calls of other sizes": (
+        lambda net, x, y, k: sum(LOSS(net(x[:n]), y[:n]).sum() for n in (5, 16, 9, 16, 3)),
+        {},
+    ),
     "batches of other sizes": (
         lambda net, x, y, k: LOSS(net(x), y),
         {"steps": len(SIZES), "batches": lambda k: batch(k, SIZES[k])},
@@ -140,6 +155,41 @@ def inference_between_calls_and_backward_passes(prepare: Prepare) -> Arrays:
         inferred()
 
     return {**train(net, loss, 5, backward=backward), **kept}
+
+
+@scenario
+def convolutions_called_three_times(prepare: Prepare) -> Arrays:
+    net = prepare(initialized(Residual(prefix="net_")))
+    return train(net, lambda x, y, k: LOSS(net(x) + net(x * 2) + net(x * 3), y), batches=images)
+
+
+@scenario
+def convolutions_of_what_others_return(prepare: Prepare) -> Arrays:
+    """MKLDNN lays out in blocks what the second block reads."""
+    nets = [initialized(nn.HybridSequential(prefix=name)) for name in ("first_", "second_")]
+    for net in nets:
+        for _ in range(4):
+            net.add(nn.Conv2D(16, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"))
+        prepare(initialized(net))
+    first, second = nets
+    return train((first, second), lambda x, y, k: (second(first(x)) ** 2).mean(), batches=images)
+
+
+@scenario
+def outputs_that_are_kept_and_written(prepare: Prepare) -> Arrays:
+    net, outputs = prepare(mlp()), []
+    kept: Arrays = {}
+
+    def loss(x: Any, y: Any, k: int) -> Any:
+        outputs.append(net(x))
+        return LOSS(outputs[-1], y)
+
+    def before(k: int) -> None:
+        kept.update({f"{k} {i}": output.copy() for i, output in enumerate(outputs)})
+        for output in outputs[-1:]:
+            output *= 2
+
+    return {**train(net, loss, 4, before=before), **kept}
 
 
 @scenario
@@ -286,7 +336,7 @@ def gradients_of_variables(variables: Callable[[Any, Any], Any], prepare: Prepar
     x.attach_grad()
     chosen = variables(x, [p.data() for p in net.collect_params(".*weight").values()])
     with autograd.record():
-        loss = LOSS(net(x * 2) + net(x), y)
+        loss = LOSS(net(x * 2) + net(x) + net(x * 3), y)
     gradients = [*autograd.grad(loss, chosen, retain_graph=True), *autograd.grad(loss, chosen)]
     left = {**left_in(net), **{f"made {k}": array for k, array in enumerate(gradients)}}
     return {**left, **{f"then {name}": array for name, array in train(net, steps=1).items()}}

@@ -11,12 +11,16 @@ import pytest
 
 import memonger  # noqa: F401  before mxnet
 import mxnet as mx
-from memonger.gluon import unplan
-from memonger.schedules.execution.arena import Arena
+import numpy as np
+from memonger import MemongerError
+from memonger.gluon import plan_of, unplan
+from memonger.schedules.execution.arena import Arena, address
+from memonger.schedules.training_step import ALIGNMENT
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from blocks import LOSS, batch, mlp, planned, taught
+from blocks import LOSS, batch, different, left_in, mlp, planned, taught
+from modules import seed
 from planned import elsewhere, process_mb
 
 
@@ -146,18 +150,117 @@ def test_calls_that_are_never_differentiated_share_two_pools(
     loss.backward()
 
 
-def test_one_arena_for_all_shapes_of_a_block_is_freed_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A block has its own: what another has computed is read after it has run."""
-    arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
+@pytest.fixture
+def arenas(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Arena]:
+    """Return the arenas that are made from now on and are not freed."""
+    made: weakref.WeakSet[Arena] = weakref.WeakSet()
     begin = Arena.__init__
 
     def noted(self: Arena, ctx: Any) -> None:
         begin(self, ctx)
-        arenas.add(self)
+        made.add(self)
 
     monkeypatch.setattr(Arena, "__init__", noted)
+    return made
+
+
+def arrays() -> dict[int, int]:
+    """Return the bytes of the arrays that Python holds, by address."""
+    mx.nd.waitall()
+    gc.collect()
+    held: dict[int, int] = {}
+    for array in gc.get_objects():
+        if isinstance(array, mx.nd.NDArray) and array.stype == "default":
+            nbytes = array.size * np.dtype(array.dtype).itemsize
+            held[address(array)] = max(nbytes, held.get(address(array), 0))
+    return held
+
+
+def wide() -> Any:
+    """Build a block whose output takes more than all else."""
+    net = nn.HybridSequential()
+    for _ in range(6):
+        net.add(nn.Dense(16, activation="tanh", in_units=16))
+    net.add(nn.Dense(500, in_units=16))
+    net.initialize()
+    net.collect_params().zero_grad()
+    return net
+
+
+@pytest.mark.parametrize("calls", [1, 4])
+def test_between_steps_a_block_holds_its_arenas_and_nothing_else(
+    calls: int, arenas: weakref.WeakSet[Arena]
+) -> None:
+    net, x = planned(wide(), how="schedule"), mx.nd.ones((256, 16))
+    before = arrays()
+    for _ in range(2):
+        with autograd.record():
+            outputs = [net(x) for _ in range(calls)]
+            total = sum(outputs)
+        if calls == 1:
+            outputs.clear()
+        total.backward()
+        del outputs, total
+    spans = [(arena.place - ALIGNMENT, arena.place + arena.nbytes) for arena in arenas]
+    new = {place: nbytes for place, nbytes in arrays().items() if place not in before}
+    beside = {p: n for p, n in new.items() if not any(a <= p < b for a, b in spans)}
+    assert len(arenas) == min(calls, 2) and new and sum(beside.values()) < 100
+    assert sum(arena.nbytes for arena in arenas) < 256 * 500 * 4  # of the output
+
+
+def test_calls_that_are_alive_together_hold_what_their_backward_passes_read(
+    arenas: weakref.WeakSet[Arena],
+) -> None:
+    """And inputs and outputs; they share the arena, the gradients and the operators."""
+    net, x = planned(wide(), how="schedule"), mx.nd.ones((256, 16))
+    outputs, held = [], [arrays()]
+    for count in (2, 4, 4):
+        with autograd.record():
+            outputs += [net(x) for _ in range(count)]
+        held.append(arrays())
+    first, second = (
+        sum(nbytes for place, nbytes in after.items() if place not in before)
+        for before, after in zip(held[1:], held[2:])
+    )
+    tensor, tiny = 256 * 16 * 4, 500
+    assert len(arenas) == 2 and abs(first - second) < tiny
+    # The output, a copy of the input, and less than the results of all layers.
+    assert 256 * 500 * 4 <= second / 4 < 256 * 500 * 4 + 6 * tensor
+    assert sum(arena.nbytes for arena in arenas) < 256 * 500 * 4
+
+
+def test_a_plan_that_takes_more_with_the_arrays_of_gluon_is_not_used() -> None:
+    """Marks save the results of layers, and copy an output that is larger."""
+    net = planned(wide(), (256, 16), how="marks")
+    with pytest.raises(MemongerError, match="it would take 1.6 MiB in Gluon, and without it 708.0"):
+        plan_of(net)
+    assert plan_of(planned(wide(), (256, 16), how="schedule")).recomputed
+
+
+def test_calls_that_would_hold_no_less_by_the_plan_run_without_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Marks of two layers save memory of gradients, which one call at a time needs."""
+    left = []
+    for plans in (False, True):
+        seed()
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(nn.Dense(64, activation="tanh"), nn.Dense(64, activation="tanh"), nn.Dense(2))
+        net.initialize()
+        planned(net) if plans else net.hybridize()
+        with autograd.record():
+            total = sum(net(mx.nd.ones((256, 4)) * k) for k in range(3))
+        total.backward()
+        left.append(left_in(net))
+    assert plan_of(net).recomputed and not different(*left)
+    assert caplog.text.count("an earlier one waits for its backward pass holds 266.0 KiB") == 1
+
+
+def test_one_arena_for_all_shapes_of_a_block_is_freed_with_it(
+    arenas: weakref.WeakSet[Arena],
+) -> None:
+    """A block has its own: what another has computed is read after it has run."""
     net, other = planned(mlp(), how="schedule"), planned(mlp("other_"), how="schedule")
     for size in (4, 8, 6, 2, 8):
         x, y = batch(0, size)

@@ -64,6 +64,17 @@ def test_no_schedule_normalizes_blocks_along_rows() -> None:
         build_step(make_parts(work), everything(work))
 
 
+def test_no_step_copies_the_gradient_of_an_output() -> None:
+    """Which MXNet's executor copies, though nothing writes over it."""
+    net, shapes = mx.sym.Variable("data"), {"data": (64, 8)}
+    for k in range(4):
+        net = mx.sym.tanh(mx.sym.FullyConnected(net, num_hidden=8, name=f"fc{k}"))
+    net = mx.sym.FullyConnected(net, num_hidden=1000, name="wide")
+    step = build_step(make_parts(work_of(net, shapes)), everything(work_of(net, shapes)))
+    assert "_identity_with_attr_like_rhs" not in step.ops
+    assert step.arena_bytes < 64 * 1000 * 4  # of the output
+
+
 @pytest.mark.parametrize("how", ["marks", "schedule"])
 def test_a_network_with_nothing_to_plan_gets_no_plan(how: str) -> None:
     S, x, shapes = mx.sym, mx.sym.Variable("data"), {"data": (4, 8)}

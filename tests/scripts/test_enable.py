@@ -225,7 +225,7 @@ def test_buckets_fit_into_the_memory_of_the_largest(how: str) -> None:
     if how == "auto":
         assert all(plan.time_overhead <= first.time_overhead for plan in others)
         assert {executor.arena for executor in executors} == {executors[0].arena}
-        assert executors[0].arena.nbytes == executors[0]._step.arena_bytes
+        assert executors[0].arena.nbytes == executors[0].step.arena_bytes
         assert others[0].recomputed and others[-1].is_used
     else:
         fits = [plan.unplanned_bytes <= first.pool_bytes for plan in others]

@@ -18,7 +18,7 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.training_step import ALIGNMENT
 from memonger.support.errors import MemongerError, format_size, mxnet_message
 from memonger.support.mxnet import may_wait, mx
-from memonger.support.types import Context, Executor, NDArray
+from memonger.support.types import Context, NDArray
 
 T = TypeVar("T")
 
@@ -46,8 +46,8 @@ class Arena(Generic[T]):
         self.ctx = ctx
         self.nbytes = 0
         self._array: NDArray | None = None  # the memory
-        #: The calls of each executor, which are bound to that memory and dropped with it.
-        self.calls: weakref.WeakKeyDictionary[Executor, T] = weakref.WeakKeyDictionary()
+        #: The calls of each training step, which are bound to that memory and dropped with it.
+        self.calls: weakref.WeakKeyDictionary[object, T] = weakref.WeakKeyDictionary()
         self.last_pass: object = None  # identifies the last forward pass in the arena
 
     def reserve(self, nbytes: int) -> None:
@@ -96,6 +96,12 @@ def array_at(place: int, tensor: Tensor, ctx: Context) -> NDArray:
     mx.base.check_call(
         mx.base._LIB.MXNDArrayFromDLPackEx(ctypes.byref(managed), transient, ctypes.byref(handle))
     )
+    return mx.nd.NDArray(handle)
+
+
+def deferred(tensor: Tensor, ctx: Context) -> NDArray:
+    """Make an array whose memory is allocated when the engine first writes to it."""
+    handle = mx.nd.ndarray._new_alloc_handle(tensor.shape, ctx, True, tensor.dtype)
     return mx.nd.NDArray(handle)
 
 

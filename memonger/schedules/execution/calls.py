@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections import defaultdict
+import threading
+from collections import ChainMap, defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Callable, Container, Mapping, NamedTuple, Sequence, Union
 
 import numpy as np
@@ -29,7 +31,7 @@ from memonger.graph.operators.recorded import (
     UNDECLARED_MUTATIONS,
 )
 from memonger.graph.operators.tensors import Attributes, Shape, Tensor
-from memonger.schedules.execution.arena import address, array_at
+from memonger.schedules.execution.arena import address, array_at, deferred
 from memonger.schedules.training_step import AT_ONCE, TrainingStep
 from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.kernels import compiled
@@ -38,6 +40,7 @@ from memonger.support.types import NDArray
 
 if TYPE_CHECKING:
     Arrays = Sequence[NDArray]
+    Slot = Union[NDArray, "Place"]
 
 #: An input or output of a call: a tensor of the step (a row and one of its outputs), or the array
 #: of an argument's gradient (the name of the argument).
@@ -77,6 +80,19 @@ class Calls(NamedTuple):
 
     all: tuple[Call, ...]
     forward: int  # how many of them belong to the forward pass
+
+    def backward_places(self) -> set[Place]:
+        """Return the places that the backward pass reads or writes."""
+        places: set[Place] = set()
+        for call in self.all[self.forward :]:
+            places.update(call.writes)
+            if isinstance(call, Invocation):
+                places.update(call.reads)
+            else:
+                places.update(entry for _, entry in call.heads)
+                if call.late is not None:
+                    places.update(call.late.reads, call.late.writes)
+        return places
 
 
 # ---------------------------------------------------------------- from rows to calls
@@ -308,16 +324,32 @@ def _by_name(usual: Invocation) -> list[Invocation]:
 # ---------------------------------------------------------------- how they run
 
 
+@dataclass(eq=False)
+class Frame:
+    """The arrays outside of an arena that a run of a training step reads and writes."""
+
+    arrays: dict[Place, NDArray]
+    #: The operators that autograd has recorded in the forward pass, by row.
+    recordings: dict[int, _Recording] = field(default_factory=dict)
+
+
 class BoundCalls:
-    """Calls bound to the arrays that they read and write, in the ``memory`` of an arena."""
+    """Calls bound to the ``arrays`` of tensors in the ``memory`` of an arena.
+
+    A `Frame` has all other arrays; each run is given one.
+    """
 
     def __init__(self, calls: Calls, arrays: Mapping[Place, NDArray], memory: NDArray) -> None:
-        self._calls, self.arrays = calls.all, arrays
+        self._calls, self._of_arena = calls.all, arrays
         self._kept: list[object] = []  # objects to which the table points
         self._table: list[list[int]] = []
         self._ends: list[int] = []  # of each call: the end of its rows in the table
-        self._actions: list[tuple[int, Callable[[], None]]] = []  # the row before which each runs
-        recordings: dict[int, _Recording] = {}
+        #: The row before which each action runs.
+        self._actions: list[tuple[int, Callable[[Frame], None]]] = []
+        #: The table has the arrays of one frame; the backward pass may be on another thread.
+        self._lock = threading.RLock()
+        #: Where the table has the handle of an array of the frame.
+        self._slots: dict[Place, list[tuple[ctypes.Array[ctypes.c_void_p], int]]] = {}
         token = memory[0:1]  # a view: its variable is that of the arena
         alias = array_at(address(memory), Tensor((1,), "float64"), memory.context)
         # On the CPU an array over an address is always on device 0 (``Chunk`` in
@@ -326,53 +358,85 @@ class BoundCalls:
         for array in (alias, token):
             self._add("_copy", {}, [array], [token])
         for call in calls.all:
-            writes = [arrays[place] for place in call.writes]
             if isinstance(call, Differentiated):
-                heads = [(k, arrays[place]) for k, place in call.heads]
-                if call.late is not None:
-                    recordings[call.row] = _Recording(call.late, arrays)
-                    writes += [arrays[place] for place in call.late.writes]
-                    run = functools.partial(recordings[call.row].run, train_mode=False)
-                    self._outside(writes, run)
-                action = functools.partial(recordings[call.row].differentiate, heads)
-                self._outside(writes, action)
+                late = call.late.writes if call.late is not None else ()
+                action = functools.partial(self._differentiate, call)
+                self._outside((*call.writes, *late), action)
             elif call.gradients is None:
-                self._add(call.op, call.attrs, [arrays[place] for place in call.reads], writes)
+                self._add(call.op, call.attrs, call.reads, call.writes)
             else:
-                recording = recordings[call.row] = _Recording(call, arrays)
-                self._outside(writes, recording.run)
+                self._outside(call.writes, functools.partial(self._record, call))
             self._ends.append(len(self._table))
         self._numbers = np.array(self._table, dtype=np.int64).ravel()
 
-    def _add(self, op: str, attrs: Attributes, reads: Arrays, writes: Arrays) -> None:
+    def arrays(self, frame: Frame) -> Mapping[Place, NDArray]:
+        """Return the arrays of all places."""
+        return ChainMap(frame.arrays, self._of_arena)  # type: ignore[arg-type]  # read only
+
+    def _add(
+        self, op: str, attrs: Attributes, reads: Sequence[Slot], writes: Sequence[Slot]
+    ) -> None:
         texts = [[str(text).encode() for text in part] for part in (attrs, attrs.values())]
         strings = [(ctypes.c_char_p * len(attrs))(*part) for part in texts]
-        arrays = [(ctypes.c_void_p * len(a))(*[x.handle.value for x in a]) for a in (reads, writes)]
-        self._kept += [*strings, *arrays, reads, writes]
+        handles = [(ctypes.c_void_p * len(slots))() for slots in (reads, writes)]
+        devices = []
+        for part, slots in zip(handles, (reads, writes)):
+            for k, slot in enumerate(slots):
+                array = slot if isinstance(slot, mx.nd.NDArray) else self._of_arena.get(slot)
+                if array is None:
+                    self._slots.setdefault(slot, []).append((part, k))
+                    devices.append(self._devices[1])
+                else:
+                    part[k] = array.handle.value
+                    self._kept.append(array)
+                    devices.append(array.context)
+        self._kept += [*strings, *handles]
         key, value = map(ctypes.addressof, strings)
-        read, written = map(ctypes.addressof, arrays)
-        device = self._devices.index((*reads, *writes)[0].context)
+        read, written = map(ctypes.addressof, handles)
+        device = self._devices.index(devices[0])
         self._table.append(
             [creator(op), len(reads), read, len(writes), written, len(attrs), key, value, device]
         )
 
-    def _outside(self, writes: Arrays, action: Callable[[], None]) -> None:
+    def _outside(self, writes: Sequence[Slot], action: Callable[[Frame], None]) -> None:
         """Add an action that runs between two bulks, both of which write to its outputs."""
-        for array in writes:
-            self._add("_copy", {}, [array], [array])
+        for place in writes:
+            self._add("_copy", {}, [place], [place])
         self._actions.append((len(self._table), action))
-        for array in writes:
-            self._add("_copy", {}, [array], [array])
+        for place in writes:
+            self._add("_copy", {}, [place], [place])
 
-    def run(self, first: int, stop: int, is_train: bool) -> None:
+    def _record(self, call: Invocation, frame: Frame) -> None:
+        recording = frame.recordings[call.row] = _Recording(call, self.arrays(frame))
+        recording.run()
+
+    def _differentiate(self, call: Differentiated, frame: Frame) -> None:
+        arrays = self.arrays(frame)
+        heads = [(k, arrays[place]) for k, place in call.heads]
+        if call.late is not None:
+            recording = _Recording(call.late, arrays)
+            recording.run(train_mode=False)
+        else:
+            recording = frame.recordings.pop(call.row)  # and drop what is recorded
+        recording.differentiate(heads, arrays)
+
+    def run(self, first: int, stop: int, is_train: bool, frame: Frame) -> None:
         """Push calls [first, stop) to MXNet's engine."""
+        with self._lock:
+            self._run(first, stop, is_train, frame)
+
+    def _run(self, first: int, stop: int, is_train: bool, frame: Frame) -> None:
+        for place, array in frame.arrays.items():
+            handle = array.handle.value
+            for handles, k in self._slots.get(place, ()):
+                handles[k] = handle
         start, end = (self._ends[k - 1] if k else TOKENS for k in (first, stop))
         with mx.autograd.pause(train_mode=is_train):
-            for place, action in self._actions:
-                if start <= place < end:
-                    self._push(start, place)
-                    action()
-                    start = place
+            for row, action in self._actions:
+                if start <= row < end:
+                    self._push(start, row)
+                    action(frame)
+                    start = row
             self._push(start, end)
 
     def _push(self, first: int, stop: int) -> None:
@@ -393,19 +457,23 @@ class BoundCalls:
 
 
 class _Recording:
-    """An operator that autograd records each time it runs."""
+    """An operator that autograd has recorded in one run of a step."""
 
     def __init__(self, call: Invocation, arrays: Mapping[Place, NDArray]) -> None:
         # Detached, because an array of the caller may be on the tape of another computation.
         self._reads = [arrays[place].detach() for place in call.reads]
         self._writes = [arrays[place] for place in call.writes]
-        if call.gradients:
-            inputs, entries, adds = zip(*call.gradients)
-            mx.autograd.mark_variables(
-                [self._reads[k] for k in inputs],
-                [arrays[entry] for entry in entries],
-                ["add" if is_added else "write" for is_added in adds],
-            )
+        #: Gradients whose arrays the frame gets later -> what autograd computes instead.
+        self._later: list[tuple[RowEntry, NDArray, bool]] = []
+        marked = []
+        for k, entry, is_added in call.gradients or ():
+            read, gradient = self._reads[k], arrays.get(entry)
+            if gradient is None:
+                gradient = deferred(Tensor(read.shape, read.dtype), read.context)
+                self._later.append((entry, gradient, is_added))
+            marked.append((read, gradient, "add" if is_added else "write"))
+        if marked:
+            mx.autograd.mark_variables(*map(list, zip(*marked)))
         self._op, self._attrs = creator(call.op), call.attrs
         self._outputs: Arrays = []  # on the tape
 
@@ -416,13 +484,19 @@ class _Recording:
         with record() if mx.autograd.is_training() else mx.autograd.pause():
             invoke(self._op, self._reads, self._attrs, self._outputs)
 
-    def differentiate(self, heads: Sequence[tuple[int, NDArray]]) -> None:
-        """Run its backward pass, and drop what autograd has recorded."""
+    def differentiate(
+        self, heads: Sequence[tuple[int, NDArray]], arrays: Mapping[Place, NDArray]
+    ) -> None:
+        """Run its backward pass."""
+        for entry, gradient, is_added in self._later:
+            if is_added:
+                arrays[entry].copyto(gradient)
         # If no gradient of an output is read, any array may stand in for one.
         chosen = heads or [(0, self._outputs[0])]
         outputs, gradients = zip(*[(self._outputs[k], array) for k, array in chosen])
         mx.autograd.backward(list(outputs), list(gradients), train_mode=True)
-        self._outputs = []
+        for entry, gradient, _ in self._later:
+            gradient.copyto(arrays[entry])
 
 
 def invoke(op: int, reads: Arrays, attrs: Attributes, writes: Arrays) -> None:

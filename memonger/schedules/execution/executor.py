@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import defaultdict
 from typing import TYPE_CHECKING, Dict, Mapping, Sequence, Union
 
 import numpy as np
@@ -11,11 +12,12 @@ import numpy as np
 from memonger.costs.bind import find_sparse_gradients, has_mkldnn
 from memonger.graph.forward import ForwardGraph, RowEntry
 from memonger.graph.operators import recompute
-from memonger.graph.operators.tensors import Tensor
-from memonger.schedules.execution.arena import Arena, array_at, refuse_types
-from memonger.schedules.execution.calls import BoundCalls, Calls, Place, calls_of
+from memonger.graph.operators.tensors import Shape, Tensor
+from memonger.schedules.execution.arena import Arena, array_at, deferred, refuse_types
+from memonger.schedules.execution.calls import BoundCalls, Calls, Frame, Place, calls_of
 from memonger.schedules.execution.monitor import Callback, Monitor
 from memonger.schedules.execution.plain import PlainNetwork
+from memonger.schedules.training_step import TrainingStep
 from memonger.support import versions
 from memonger.support.errors import MB, MemongerError
 from memonger.support.mxnet import mx
@@ -27,6 +29,198 @@ if TYPE_CHECKING:
     OutGrads = Union[Mapping[str, NDArray], Sequence[NDArray], NDArray, None]
 
 POISON = "MEMONGER_POISON"  # environment variable for tests: overwrite dead tensors
+
+
+class BoundStep:
+    """A training step that runs in an arena.
+
+    A `Frame` has the arrays outside of the arena, and each run is given one: variables, outputs,
+    gradients, and what a step that is split has for its backward pass.
+    """
+
+    def __init__(self, step: TrainingStep, ctx: Context, lent: BoundStep | None) -> None:
+        refuse_waiting(step.training.graph, ctx.device_type)
+        refuse_types(tensor for signature in step.signatures for tensor in signature.tensors)
+        self.step, self._ctx = step, ctx
+        self.arena: Arena[BoundCalls] = lent.arena if lent is not None else Arena(ctx)
+        self.arena.reserve(step.arena_bytes)
+        read = {*step.rows.read_row.tolist(), *(row for row, _ in step.heads)}
+        #: The variables that the step reads, by name, and those that are gradients of outputs.
+        self.variables: dict[str, RowEntry] = {}
+        self.heads: dict[int, RowEntry] = {}  # by the number of the output
+        forward = step.parts.variants.forward
+        for row in sorted(read.intersection(np.flatnonzero(step.arrays.variable).tolist())):
+            source = step.rows.source[row]
+            if source >= forward:
+                name = step.training.names[source]
+                self.heads[int(name.rsplit("_", 1)[1])] = row, 0
+            else:
+                self.variables[step.names[row]] = row, 0
+        #: The tensors of each block outside of the arena, with the shapes of those that are views.
+        self._tensors: dict[int, list[tuple[RowEntry, Shape | None]]] = defaultdict(list)
+        self._shapes: dict[int, Tensor] = {}  # the tensor of the first of them
+        for row in np.flatnonzero(~step.arrays.variable).tolist():
+            for k, tensor in enumerate(step.signatures[row].tensors):
+                block = step.block((row, k))
+                if step.outside[block]:
+                    same = self._shapes.setdefault(block, tensor).shape == tensor.shape
+                    self._tensors[block].append(((row, k), None if same else tensor.shape))
+        heads = step.heads[: step.arrays.outputs]
+        #: The shapes and types of the network's outputs.
+        self.outputs = [step.tensor(head) for head in heads]
+        #: The blocks of outputs; an output in the block of an earlier one has the number of it too.
+        self._output_blocks: dict[int, int] = {}
+        self.repeated_outputs: list[tuple[int, int]] = []
+        for k, block in enumerate(map(step.block, heads)):
+            if block >= 0:
+                first_output = self._output_blocks.setdefault(block, k)
+                if first_output != k:
+                    self.repeated_outputs.append((first_output, k))
+        split = step.outside & ~step.alive.of_caller
+        #: The blocks that the backward pass of a split step gets from the forward pass.
+        self._split = np.flatnonzero(split).tolist()
+        #: The block of each gradient that the step itself writes; by the name of the argument.
+        self._written: dict[str, int] = {}
+        #: Copies after the backward pass: argument, the source of its gradient (None: zeros), and
+        #: whether it is added.
+        self._copied: list[tuple[str, Place | None, bool]] = []
+        first: dict[int, str] = {}  # block -> the argument whose gradient is written there
+        parts = step.parts
+        for a, entry in zip(step.training.wanted, step.gradients):
+            name, added = step.training.graph.nodes[a].name, a in parts.added - parts.zeroed
+            if a in parts.left_out and entry not in step.adding:
+                continue
+            if entry is None:
+                if not added:
+                    self._copied.append((name, None, False))
+            elif step.block(entry) in {-1, *self._output_blocks}:
+                self._copied.append((name, entry, added))
+            elif not added or entry in step.adding:
+                block = step.block(entry)
+                if step.alive.of_caller[block]:
+                    if first.setdefault(block, name) == name:
+                        self._written[name] = block
+                    else:
+                        self._copied.append((name, first[block], False))
+
+    def make_outputs(self, inputs: Mapping[str, NDArray]) -> list[NDArray]:
+        """Return an array for each output: a variable, a new array, or a view of another's."""
+        of_block: dict[int, NDArray] = {}
+        outputs: list[NDArray] = []
+        for head in self.step.heads[: self.step.arrays.outputs]:
+            block, tensor = self.step.block(head), self.step.tensor(head)
+            if block < 0:
+                outputs.append(inputs[self.step.names[head[0]]])
+                continue
+            if block not in of_block:
+                of_block[block] = deferred(tensor, self._ctx)
+            array = of_block[block]
+            outputs.append(array if array.shape == tensor.shape else array.reshape(tensor.shape))
+        return outputs
+
+    def place_inputs(self, arrays: Mapping[str, NDArray]) -> dict[Place, NDArray]:
+        """Return the places of arguments and states, given by name; others become zeros."""
+        places: dict[Place, NDArray] = {}
+        for name, entry in self.variables.items():
+            array = arrays.get(name)
+            tensor = self.step.tensor(entry)
+            places[entry] = fitted(None, tensor, self._ctx) if array is None else array
+        return places
+
+    def place_outputs(self, outputs: Sequence[NDArray]) -> dict[Place, NDArray]:
+        """Return the places of the network's outputs; of those in one block, the first counts."""
+        places: dict[Place, NDArray] = {}
+        for block, k in self._output_blocks.items():
+            places.update(self._place_block(block, outputs[k]))
+        return places
+
+    def place_split(self) -> dict[Place, NDArray]:
+        """Return the places of what the backward pass of a split step gets, in new arrays."""
+        places: dict[Place, NDArray] = {}
+        for block in self._split:
+            places.update(self._place_block(block, deferred(self._shapes[block], self._ctx)))
+        return places
+
+    def place_gradients(self, arrays: Mapping[str, NDArray]) -> dict[Place, NDArray]:
+        """Return the places of the gradients of arguments."""
+        places: dict[Place, NDArray] = dict(arrays.items())
+        for name, block in self._written.items():
+            places.update(self._place_block(block, arrays[name]))
+        return places
+
+    def _place_block(self, block: int, array: NDArray) -> dict[Place, NDArray]:
+        """Return the places of a block; the array has the shape of any of its tensors."""
+        tensors, shape = self._tensors[block], self._shapes[block].shape
+        if len(tensors) > 1 and array.shape != shape:
+            array = array.reshape(shape)
+        return {entry: array if view is None else array.reshape(view) for entry, view in tensors}
+
+    def run_forward(self, frame: Frame, is_train: bool) -> None:
+        """Run the operators up to the network's outputs."""
+        self._run(0, self.program.forward, is_train, frame)
+
+    def run_backward(self, frame: Frame) -> None:
+        """Run the others, and write or add the gradients of arguments."""
+        self._run(self.program.forward, len(self.program.all), True, frame)
+        for name, source, added in self._copied:
+            array = frame.arrays[name]
+            if source is None:
+                array[:] = 0
+            elif added:
+                array += frame.arrays[source]
+            else:
+                frame.arrays[source].reshape(array.shape).copyto(array)
+
+    @functools.cached_property
+    def program(self) -> Calls:
+        """All calls of the step."""
+        on_gpu = self._ctx.device_type == "gpu"
+        return calls_of(self.step, on_gpu, bool(os.environ.get(POISON)))
+
+    @functools.cached_property
+    def backward_places(self) -> set[Place]:
+        """The places that the backward pass reads or writes."""
+        sources = {source for _, source, _ in self._copied if source is not None}
+        return self.program.backward_places() | sources
+
+    def _ready(self) -> BoundCalls:
+        """Return the calls, bound to the present memory of the arena."""
+        memory = self.arena.memory()
+        if self not in self.arena.calls:
+            step, place = self.step, self.arena.place
+            arrays: dict[Place, NDArray] = {}
+            of_block: dict[int, NDArray] = {}
+            for row in np.flatnonzero(~step.arrays.variable).tolist():
+                for k, tensor in enumerate(step.signatures[row].tensors):
+                    block = step.block((row, k))
+                    if step.outside[block]:
+                        continue
+                    if block not in of_block:
+                        offset = place + int(step.offsets[block])
+                        of_block[block] = array_at(offset, tensor, self._ctx)
+                    array = of_block[block]
+                    same = array.shape == tensor.shape
+                    arrays[row, k] = array if same else array.reshape(tensor.shape)
+            self.arena.calls[self] = BoundCalls(self.program, arrays, memory)
+        return self.arena.calls[self]
+
+    # Operators of autograd run outside of bulks. If Ctrl-C came before the next bulk, they might
+    # write to the arena's memory after it was freed (`calls`).
+    @deferred_signals()
+    def _run(self, first: int, stop: int, is_train: bool, frame: Frame) -> None:
+        # Only a forward pass may allocate a larger arena, if its backward pass reads the arena.
+        is_first = first == 0 or self.step.is_split
+        calls, monitor = self._ready() if is_first else self.arena.calls[self], self.monitor
+        if monitor is None:
+            calls.run(first, stop, is_train, frame)
+            return
+        arrays = calls.arrays(frame)
+        for k in range(first, stop):
+            monitor.before(self.program.all[k], arrays)
+            calls.run(k, k + 1, is_train, frame)
+            monitor.after(self.program.all[k], arrays)
+
+    monitor: Monitor | None = None
 
 
 class ScheduledExecutor(mx.executor.Executor):
@@ -41,7 +235,6 @@ class ScheduledExecutor(mx.executor.Executor):
     # Properties of MXNet's class make these dicts when they are first read.
     _arg_dict = _grad_dict = _aux_dict = _output_dict = None
     _monitor_callback: Callback | None = None
-    _monitor: Monitor | None = None
     _optimized_symbol = _group2ctx = None
 
     def __init__(
@@ -53,16 +246,14 @@ class ScheduledExecutor(mx.executor.Executor):
         requests: Mapping[str, str],
         lent: object,
     ) -> None:
-        refuse_waiting(graph, ctx.device_type)
         args, grads, aux = arrays
         tensors, names = tensors_of(graph), symbol.list_arguments()
         self._symbol, self._ctx, self._grad_req = symbol, ctx, dict(requests)
         self._plain = PlainNetwork(symbol, symbol.warn_of_plain_steps)
-        self._step = step = symbol.find_step(graph, requests, has_mkldnn(ctx))
-        refuse_types(tensor for signature in step.signatures for tensor in signature.tensors)
-        arena = lent.arena if isinstance(lent, ScheduledExecutor) else Arena(ctx)
-        self.arena: Arena[BoundCalls] = arena
-        self.arena.reserve(step.arena_bytes)
+        step = symbol.find_step(graph, requests, has_mkldnn(ctx))
+        self._bound: BoundStep = BoundStep(
+            step, ctx, lent._bound if isinstance(lent, ScheduledExecutor) else None
+        )
         self._pass: object = None  # identifies a forward pass whose gradients may be computed
         wanted = [name for name, request in requests.items() if request != "null"]
         fitting = {name: fitted(grads.get(name), tensors[name], ctx) for name in wanted}
@@ -70,63 +261,28 @@ class ScheduledExecutor(mx.executor.Executor):
         self.arg_arrays = [args[name] for name in names]
         self.grad_arrays = [grads[name] for name in names]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
-        self._arrays = self._variables({**args, **aux})  # of the step, outside of the arena
-        self._heads = self._head_gradients()
-        self._array_of_block: dict[int, NDArray] = {}  # arrays of the caller, and outputs
-        self.outputs = [self._output(head) for head in step.heads[: step.arrays.outputs]]
-        #: Copies after the backward pass: target, source (None: zeros), whether it is added.
-        self._copied: list[tuple[NDArray, NDArray | None, bool]] = []
-        for a, entry in zip(step.training.wanted, step.gradients):
-            name = graph.nodes[a].name
-            if a not in step.parts.left_out or entry in step.adding:
-                is_added = requests[name] == "add" and a not in step.parts.zeroed
-                self._gradient(grads[name], entry, is_added)
-            self._arrays[name] = grads[name]
+        inputs = {**args, **aux}
+        self.outputs = self._bound.make_outputs(inputs)
+        self._frame = Frame(
+            {
+                **self._bound.place_inputs(inputs),
+                **self._bound.place_outputs(self.outputs),
+                **self._bound.place_gradients(fitting),
+            }
+        )
 
     def __del__(self) -> None:
         pass  # MXNet's method would free an executor of MXNet, which does not exist
 
-    def _variables(self, inputs: Arrays) -> dict[Place, NDArray]:
-        """Find or make the arrays of the variables of the step."""
-        step = self._step
-        read = {*step.rows.read_row.tolist(), *(row for row, _ in step.heads)}
-        variables: dict[Place, NDArray] = {}
-        for row in sorted(read.intersection(np.flatnonzero(step.arrays.variable).tolist())):
-            array = inputs.get(step.names[row])
-            tensor = step.signatures[row].tensors[0]
-            variables[row, 0] = fitted(None, tensor, self._ctx) if array is None else array
-        return variables
+    @property
+    def arena(self) -> Arena[BoundCalls]:
+        """The arena, which other executors may share."""
+        return self._bound.arena
 
-    def _head_gradients(self) -> dict[int, NDArray]:
-        """Find the arrays for the gradients of outputs that are not losses, by output number."""
-        step, heads = self._step, {}
-        for row, source in enumerate(step.rows.source.tolist()):
-            if source >= step.parts.variants.forward and (row, 0) in self._arrays:
-                heads[int(step.training.names[source].rsplit("_", 1)[1])] = self._arrays[row, 0]
-        return heads
-
-    def _output(self, head: RowEntry) -> NDArray:
-        """Find or make the array of an output of the network."""
-        if head in self._arrays:  # a variable
-            return self._arrays[head]
-        tensor = self._step.tensor(head)
-        array = fitted(None, tensor, self._ctx)
-        array = self._array_of_block.setdefault(self._step.block(head), array)
-        return array if array.shape == tensor.shape else array.reshape(tensor.shape)
-
-    def _gradient(self, array: NDArray, entry: RowEntry | None, added: bool) -> None:
-        """Decide how the array of a gradient is filled: by the step itself, or by a copy."""
-        if entry is None:
-            if not added:
-                self._copied.append((array, None, False))
-        elif entry in self._arrays:  # a variable
-            self._copied.append((array, self._arrays[entry], added))
-        elif not added or entry in self._step.adding:
-            block = self._step.block(entry)
-            if self._step.alive.of_caller[block]:
-                first = self._array_of_block.setdefault(block, array)
-                if first is not array:
-                    self._copied.append((array, first.reshape(array.shape), False))
+    @property
+    def step(self) -> TrainingStep:
+        """The training step that it runs."""
+        return self._bound.step
 
     @property
     def handle(self) -> object:
@@ -135,29 +291,6 @@ class ScheduledExecutor(mx.executor.Executor):
         An unplanned network that is bound with this one as ``shared_exec`` reads it.
         """
         return self._plain.bound(self).handle
-
-    def _ready(self) -> BoundCalls:
-        """Return the calls, bound to the present memory of the arena."""
-        memory = self.arena.memory()
-        if self not in self.arena.calls:
-            step, place = self._step, self.arena.place
-            arrays, array_of_block = dict(self._arrays), dict(self._array_of_block)
-            for row in np.flatnonzero(~step.arrays.variable).tolist():
-                for k, tensor in enumerate(step.signatures[row].tensors):
-                    block = step.block((row, k))
-                    if block not in array_of_block:
-                        offset = place + int(step.offsets[block])
-                        array_of_block[block] = array_at(offset, tensor, self._ctx)
-                    array = array_of_block[block]
-                    same = array.shape == tensor.shape
-                    arrays[row, k] = array if same else array.reshape(tensor.shape)
-            self.arena.calls[self] = BoundCalls(self._program, arrays, memory)
-        return self.arena.calls[self]
-
-    @functools.cached_property
-    def _program(self) -> Calls:
-        on_gpu = self._ctx.device_type == "gpu"
-        return calls_of(self._step, on_gpu, bool(os.environ.get(POISON)))
 
     def forward(self, is_train: bool = False, **kwargs: NDArray) -> list[NDArray]:
         """Compute the outputs; parameters are those of ``mx.executor.Executor.forward``."""
@@ -172,7 +305,7 @@ class ScheduledExecutor(mx.executor.Executor):
         if self._plain.forward(self, bool(is_train)):
             return self.outputs
         self.arena.last_pass = None
-        self._run(0, self._program.forward, bool(is_train))
+        self._bound.run_forward(self._frame, bool(is_train))
         self._pass = self.arena.last_pass = object() if is_train else None
         return self.outputs
 
@@ -195,38 +328,20 @@ class ScheduledExecutor(mx.executor.Executor):
             out_grads = [out_grads.get(name) for name in self._symbol.list_outputs()]
         elif isinstance(out_grads, mx.nd.NDArray):
             out_grads = [out_grads]
-        out_grads = out_grads or []
-        for k, array in self._heads.items():
+        out_grads, heads = out_grads or [], self._bound.heads
+        for k, place in heads.items():
             if k >= len(out_grads) or not isinstance(out_grads[k], mx.nd.NDArray):
                 raise MemongerError(
                     f"output {self._symbol.list_outputs()[k]!r} is no loss, so backward needs its "
                     "gradient, an NDArray in out_grads; to minimize the output, use mx.sym.MakeLoss"
                 )
-            out_grads[k].copyto(array)
+            # A copy, because a gradient may be written to the caller's array.
+            copy = deferred(self._bound.step.tensor(place), self._ctx)
+            self._frame.arrays[place] = out_grads[k].copyto(copy)
         self._pass = None
-        self._run(self._program.forward, len(self._program.all), True)
-        for array, source, added in self._copied:
-            if source is None:
-                array[:] = 0
-            elif added:
-                array += source
-            else:
-                source.copyto(array)
-
-    # Operators of autograd run outside of bulks. If Ctrl-C came before the next bulk, they might
-    # write to the arena's memory after it was freed (`calls`).
-    @deferred_signals()
-    def _run(self, first: int, stop: int, is_train: bool) -> None:
-        # Only a forward pass may allocate a larger arena.
-        calls = self._ready() if first == 0 else self.arena.calls[self]
-        monitor = self._monitor
-        if monitor is None:
-            calls.run(first, stop, is_train)
-            return
-        for k in range(first, stop):
-            monitor.before(self._program.all[k], calls.arrays)
-            calls.run(k, k + 1, is_train)
-            monitor.after(self._program.all[k], calls.arrays)
+        self._bound.run_backward(self._frame)
+        for place in heads.values():
+            del self._frame.arrays[place]
 
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Sequence[int]
@@ -256,7 +371,7 @@ class ScheduledExecutor(mx.executor.Executor):
 
     def debug_str(self) -> str:
         """Return a text: the operators of the training step in order, and their memory."""
-        step = self._step
+        step = self._bound.step
         lines = [f"Op:{op}, Name={name}" for op, name in zip(step.ops, step.names) if op != "null"]
         total = step.plan_memory().pool_bytes // MB
         spaces = "Total 1 TempSpace resource requested"  # Module reads the line before this one
@@ -265,7 +380,7 @@ class ScheduledExecutor(mx.executor.Executor):
     def set_monitor_callback(self, callback: Callback, monitor_all: bool = False) -> None:
         """Install a callback, which gets each result once, even if it is recomputed."""
         self._monitor_callback, self._monitor_all = callback, monitor_all
-        self._monitor = Monitor(self._step, callback, monitor_all)
+        self._bound.monitor = Monitor(self._bound.step, callback, monitor_all)
         self._plain.set_monitor(callback, monitor_all)
 
 

@@ -12,18 +12,19 @@ import functools
 import hashlib
 import logging
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Mapping, Sequence, Union
 
 import numpy as np
 
+from memonger.costs.bind import has_mkldnn
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec, read_requests
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution import executor
 from memonger.schedules.execution.arena import address
-from memonger.schedules.execution.executor import ScheduledExecutor, fitted
+from memonger.schedules.execution.executor import BoundStep, ScheduledExecutor, fitted
 from memonger.schedules.expand import step_for
 from memonger.schedules.schedule import Schedule
 from memonger.schedules.training_step import TrainingStep
@@ -252,21 +253,27 @@ class ScheduledSymbol(SymbolWithCasts):
         executor.refuse_sparse({n: a.stype for n, a in [*arguments.items(), *grads.items()]})
         written = {name: array for name, array in grads.items() if requests[name] != "null"}
         refuse_overlaps(written, {**arguments, **aux})
-        return self.bind_apart(ctx, (arguments, grads, aux), requests, shared_exec)
+        graph = forward_graph(self, _spec_of(arguments))
+        return ScheduledExecutor(self, ctx, graph, (arguments, grads, aux), requests, shared_exec)
 
-    def bind_apart(
+    def bind_step(
         self,
         ctx: Context,
-        arrays: tuple[Arrays, Arrays, Arrays],
+        arguments: Arrays,
         requests: Mapping[str, str],
-        shared_exec: Executor | None,
-    ) -> ScheduledExecutor:
-        """Bind to dense arguments, gradients and states that do not overlap, without waiting."""
-        arguments = arrays[0]
-        types = {n: np.dtype(a.dtype).name for n, a in arguments.items()}
-        shapes = {n: a.shape for n, a in arguments.items()}
-        graph = forward_graph(self, InputSpec(shapes, types))
-        return ScheduledExecutor(self, ctx, graph, arrays, requests, shared_exec)
+        lent: BoundStep | None,
+        is_split: bool,
+    ) -> BoundStep:
+        """Bind the training step for arguments like these to no arrays: each run gives its own."""
+        graph = forward_graph(self, _spec_of(arguments))
+        executor.tensors_of(graph)  # which refuses what a schedule cannot run
+        step = self.find_step(graph, requests, has_mkldnn(ctx))
+        return BoundStep(replace(step, is_split=True) if is_split else step, ctx, lent)
+
+
+def _spec_of(arguments: Arrays) -> InputSpec:
+    types = {name: np.dtype(array.dtype).name for name, array in arguments.items()}
+    return InputSpec({name: array.shape for name, array in arguments.items()}, types)
 
 
 def refuse_overlaps(grads: Arrays, inputs: Arrays) -> None:

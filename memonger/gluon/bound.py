@@ -1,0 +1,293 @@
+"""Bind a plan to a block's parameters: marks by MXNet's executor, a schedule in an arena.
+
+Both compute the outputs of a call into arrays on autograd's tape, and later its gradients into the
+arrays that the tape has for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import dataclass
+from typing import (
+    TYPE_CHECKING,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    Union,
+)
+
+import numpy as np
+
+from memonger.graph.marks import list_fixed_gammas
+from memonger.graph.operators.recompute import draws, waits_for_devices
+from memonger.graph.operators.tensors import Tensor
+from memonger.schedules.execution.arena import deferred
+from memonger.schedules.execution.calls import Frame
+from memonger.schedules.execution.executor import BoundStep
+from memonger.schedules.execution.symbol import ScheduledSymbol
+from memonger.support.mxnet import environment, mx, without_notices
+from memonger.support.symbols import attributes, read
+from memonger.support.types import Executor, Json, NDArray, Parameter, Symbol
+from memonger.support.variables import ADD, NULL, WRITE, Mark
+
+if TYPE_CHECKING:
+    Arrays = Mapping[str, NDArray]  # by the names of inputs, of arguments or of states
+    Marks = Mapping[str, Mark]  # of each argument
+    Bound = Union["BoundMarks", "BoundSchedule"]
+
+
+def reached(nodes: Iterable[Mapping[str, Json]], wanted: Container[str]) -> list[bool]:
+    """Return for each node of a symbol's JSON whether it depends on one of these variables."""
+    depends: list[bool] = []
+    for node in nodes:
+        depends.append(node["name"] in wanted or any(depends[k] for k, *_ in node["inputs"]))
+    return depends
+
+
+def waits(symbol: Symbol) -> bool:
+    """Return whether an operator may wait in the engine for other devices that are called later."""
+    nodes = (node for node in read(symbol)["nodes"] if node["op"] != "null")
+    return any(waits_for_devices(node["op"], attributes(node)) for node in nodes)
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedGraph:
+    """A planned symbol and its inputs."""
+
+    symbol: Symbol
+    names: tuple[str, ...]  # of all inputs, in the order of the block's own CachedOp
+    parameters: Mapping[str, Parameter]  # Gluon's, by name; other names are inputs of the block
+    is_np: bool  # whether the outputs are arrays of mx.np
+
+    @functools.cached_property
+    def nodes(self) -> list[dict[str, Json]]:
+        """The nodes of the symbol's JSON."""
+        return list(read(self.symbol)["nodes"])
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the plan is a schedule."""
+        return isinstance(self.symbol, ScheduledSymbol)
+
+    @functools.cached_property
+    def draws(self) -> bool:
+        """Whether an operator draws random numbers, so that a second run would differ."""
+        return any(draws(node["op"], attributes(node)) for node in self.nodes)
+
+    @functools.cached_property
+    def passed(self) -> dict[int, str]:
+        """Output number -> name, for outputs that are inputs or parameters."""
+        heads = [self.nodes[head[0]] for head in read(self.symbol)["heads"]]
+        names = self.symbol.list_arguments()
+        return {
+            k: node["name"]
+            for k, node in enumerate(heads)
+            if node["op"] == "null" and node["name"] in names
+        }
+
+    def states_beside(self, wanted: set[str]) -> set[str]:
+        """Return the running statistics that a backward pass for these inputs does not update."""
+        moved: set[str] = set()
+        for node, is_reached in zip(self.nodes, reached(self.nodes, wanted)):
+            if is_reached:
+                moved.update(self.nodes[k]["name"] for k, *_ in node["inputs"])
+        return set(self.symbol.list_auxiliary_states()) - moved
+
+
+class Run(NamedTuple):
+    """What a call keeps from its forward pass for its backward pass."""
+
+    inputs: Arrays
+    frame: Frame  # of a schedule
+
+
+class BoundMarks:
+    """A plan of marks: an executor of MXNet, with the results of one call at a time.
+
+    It has arrays of its own for inputs, outputs, and the gradients that the tape may add.
+    """
+
+    def __init__(
+        self, graph: PlannedGraph, arrays: Arrays, marks: Marks, lent: BoundMarks | None
+    ) -> None:
+        self._graph, ctx = graph, arrays[graph.names[0]].context
+        self._inputs = [name for name in graph.names if name not in graph.parameters]
+        # Arrays of mx.nd, because an executor takes none of mx.np; they include auxiliary states.
+        bound = {name: array.as_nd_ndarray() for name, array in arrays.items()}
+        bound.update({name: mx.nd.zeros_like(bound[name]) for name in self._inputs})
+        self._bound = bound
+        wanted = [name for name, mark in marks.items() if mark.request != NULL]
+        own = {n: arrays[n].grad for n in wanted if n in graph.parameters}
+        #: The arrays of parameters' gradients that the executor writes directly.
+        self._own = {
+            name: array.as_nd_ndarray()
+            for name, array in own.items()
+            if marks[name].request == WRITE and array.stype == "default"
+        }
+        others = [name for name in wanted if name not in self._own]
+        gradients = {**self._own, **{name: mx.nd.zeros_like(bound[name]) for name in others}}
+        requests = {name: WRITE if name in gradients else NULL for name in marks}
+        with environment(), without_notices():
+            self.executor: Executor = graph.symbol.bind(
+                ctx, bound, gradients, requests, bound, shared_exec=lent and lent.executor
+            )
+        self._results: list[NDArray] = self.executor.outputs
+        self.outputs = [Tensor(a.shape, np.dtype(a.dtype).name) for a in self._results]
+        self._states = self.executor.aux_arrays
+        self._gammas = [bound[name] for name in list_fixed_gammas(graph.symbol)]
+
+    def hold(self, arrays: Arrays, marks: Marks) -> Run:
+        """Copy the inputs of a call."""
+        for name in self._inputs:
+            arrays[name].as_nd_ndarray().copyto(self._bound[name])
+        return Run({}, Frame({}))
+
+    def forward(self, run: Run, outputs: Sequence[NDArray]) -> None:
+        """Run the forward pass, and write the outputs that are no inputs."""
+        # If a block is called twice, several executors update its statistics.
+        order_state_readers(self._states)
+        self.executor.forward(is_train=True)
+        for gamma in self._gammas:
+            gamma[:] = 1
+        for k, (result, output) in enumerate(zip(self._results, outputs)):
+            if k not in self._graph.passed:
+                result.copyto(output)
+
+    def backward(
+        self, run: Run, heads: list[NDArray], gradients: Arrays, marks: Marks, is_partial: bool
+    ) -> None:
+        """Run the backward pass, and write the gradients or add them."""
+        with self._kept(gradients) if is_partial else contextlib.nullcontext():
+            self.executor.backward(heads)
+            order_state_readers(self._states)
+            deliver(self.executor.grad_dict, gradients, marks)
+
+    @contextlib.contextmanager
+    def _kept(self, gradients: Arrays) -> Iterator[None]:
+        """Restore what a backward pass for a few variables must not change, after the block."""
+        states = self._graph.states_beside(set(gradients))
+        kept = [*self._own.values(), *(self._bound[name] for name in states)]
+        with restored(kept):
+            yield
+
+
+class BoundSchedule:
+    """A plan by a schedule, whose step runs in an arena.
+
+    If it is split, what its backward pass reads is not in the arena, and any number of its calls
+    may be alive at a time.
+    """
+
+    def __init__(
+        self,
+        graph: PlannedGraph,
+        arrays: Arrays,
+        marks: Marks,
+        lent: BoundSchedule | None,
+        is_split: bool,
+    ) -> None:
+        self._graph, self._ctx = graph, arrays[graph.names[0]].context
+        self._wanted = [name for name, mark in marks.items() if mark.request != NULL]
+        requests = {name: NULL if mark.request == NULL else WRITE for name, mark in marks.items()}
+        arguments = {name: arrays[name] for name in graph.symbol.list_arguments()}
+        self._step: BoundStep = graph.symbol.bind_step(
+            self._ctx, arguments, requests, lent and lent._step, is_split
+        )
+        own = {n: a.as_nd_ndarray() for n, a in arrays.items() if n in graph.parameters}
+        variables, places = self._step.variables, self._step.place_inputs(own)
+        self._inputs = {n: place for n, place in variables.items() if n in arrays and n not in own}
+        self._parameters = {p: a for p, a in places.items() if p not in self._inputs.values()}
+        self._states = {n: own[n] for n in graph.symbol.list_auxiliary_states() if n in own}
+        self._tensors = {
+            name: Tensor(array.shape, np.dtype(array.dtype).name) for name, array in arrays.items()
+        }
+        self.outputs = self._step.outputs  # their shapes and types
+
+    def hold(self, arrays: Arrays, marks: Marks) -> Run:
+        """Return the inputs of a call: arrays on the tape as they are, and copies of others.
+
+        A script may write to the others before the backward pass.
+        """
+        inputs = {name: arrays[name].as_nd_ndarray() for name in self._inputs}
+        on_tape = {name for name, mark in marks.items() if mark.name}
+        return Run({n: a if n in on_tape else a.copy() for n, a in inputs.items()}, Frame({}))
+
+    def forward(self, run: Run, outputs: Sequence[NDArray]) -> None:
+        """Run the forward pass, and write the outputs that are no inputs."""
+        frame, step = run.frame, self._step
+        frame.arrays = {
+            **self._parameters,
+            **{place: run.inputs[name] for name, place in self._inputs.items()},
+            **step.place_outputs(outputs),
+            **step.place_split(),
+        }
+        step.run_forward(frame, is_train=True)
+        for source, number in step.repeated_outputs:
+            outputs[source].reshape(outputs[number].shape).copyto(outputs[number])
+        late = step.backward_places
+        frame.arrays = {place: array for place, array in frame.arrays.items() if place in late}
+
+    def backward(
+        self, run: Run, heads: list[NDArray], gradients: Arrays, marks: Marks, is_partial: bool
+    ) -> None:
+        """Run the backward pass, and write the gradients or add them."""
+        step, arrays = self._step, run.frame.arrays
+        targets = {
+            name: array
+            for name, array in gradients.items()
+            if array.stype == "default" and marks[name].request == WRITE
+        }
+        others = {
+            name: deferred(self._tensors[name], self._ctx)
+            for name in self._wanted
+            if name not in targets
+        }
+        arrays.update({place: heads[k] for k, place in step.heads.items()})
+        arrays.update(step.place_gradients({**targets, **others}))
+        beside = self._graph.states_beside(set(gradients)) if is_partial else set()
+        with restored([self._states[name] for name in beside.intersection(self._states)]):
+            step.run_backward(run.frame)
+        deliver(others, {n: a for n, a in gradients.items() if n in others}, marks)
+        arrays.clear()
+
+
+def deliver(sources: Arrays, targets: Arrays, marks: Marks) -> None:
+    """Copy or add gradients to the tape's arrays."""
+    copies: dict[object, list[tuple[NDArray, NDArray]]] = {}  # by type
+    for name, array in targets.items():
+        if marks[name].request == ADD:
+            # The stub's gradient has written or added zeros there (see `stub.stub_symbol`).
+            array += sources[name]
+        elif array.stype != "default" or array.shape == ():
+            # MKLDNN, and so the operator below, does not support arrays without axes.
+            sources[name].copyto(array)
+        elif array.size:
+            copies.setdefault(array.dtype, []).append((sources[name], array))
+    for pairs in copies.values():
+        # Most pairs are one array, which this operator does not copy (``AMPMultiCastCompute``).
+        ours, theirs = zip(*pairs)
+        mx.nd.amp_multicast(*ours, num_outputs=len(ours), out=list(theirs))
+
+
+@contextlib.contextmanager
+def restored(arrays: Sequence[NDArray]) -> Iterator[None]:
+    """Restore arrays after the block."""
+    copies = [array.copy() for array in arrays]
+    yield
+    for array, copy in zip(arrays, copies):
+        copy.copyto(array)
+
+
+def order_state_readers(states: list[NDArray]) -> None:
+    """Make later readers of auxiliary states wait for all operators pushed with these states."""
+    # The engine treats an operator of MXNet's executor that updates states (BatchNorm, its
+    # gradient) as a reader of them (``GraphExecutor::InitCachedOps``), so other readers do not wait
+    # for it. The operator below computes nothing in place, but counts as a writer. A schedule does
+    # not need it, because the engine sees what imperative calls update (``FMutateInputs``).
+    for dtype in {array.dtype for array in states}:
+        alike = [array for array in states if array.dtype == dtype]
+        mx.nd.amp_multicast(*alike, num_outputs=len(alike), out=alike)
