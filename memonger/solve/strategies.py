@@ -145,8 +145,7 @@ class _BaseStrategy:
     def held(self) -> Held:
         """The memory that operators hold in training, on a GPU if the device may be one."""
         kind = self.request.device_type
-        mkldnn = kind == ANY or kind != GPU and has_mkldnn(self.request.device)
-        return find_held(self.graph, kind if kind in (GPU, ANY) else CPU, mkldnn)
+        return find_held(self.graph, kind if kind in (GPU, ANY) else CPU, self.mkldnn)
 
     @functools.cached_property
     def lower_bound(self) -> LowerBound:

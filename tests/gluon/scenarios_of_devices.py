@@ -22,13 +22,13 @@ def parts_of(k: int) -> Any:
     return [*zip(*(gluon.utils.split_and_load(array, DEVICES) for array in batch(k, 32)))]
 
 
-def on_two_devices(store: dict[str, Any], prepare: Prepare) -> Arrays:
+def on_two_devices(store: dict[str, Any], prepare: Prepare, calls: int = 1) -> Arrays:
     net = mlp(drop=0)
     net.collect_params().reset_ctx(DEVICES)
     training = trainer(prepare(net), store=store)
     for k in range(4):
         with autograd.record():
-            losses = [LOSS(net(x), y) for x, y in parts_of(k)]
+            losses = [LOSS(sum(net(x + n) for n in range(calls)), y) for x, y in parts_of(k)]
         if k % 2:
             autograd.backward(losses)
         else:
@@ -47,6 +47,11 @@ STORES: dict[str, dict[str, Any]] = {
     "two devices by a kvstore that updates": {"kvstore": "device", "update_on_kvstore": True},
 }
 SCENARIOS.update((name, partial(on_two_devices, store)) for name, store in STORES.items())
+SCENARIOS.update(
+    (f"a block that is called twice on {name}", partial(on_two_devices, STORES[name], calls=2))
+    for name in STORES
+    if "kvstore" in name  # the gradient that it gets is whole
+)
 
 
 @scenario
