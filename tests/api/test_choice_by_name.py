@@ -159,7 +159,7 @@ def test_what_is_no_pattern_is_refused(selector: Any) -> None:
 
 def block() -> Any:
     layers = mx.gluon.nn.HybridSequential(prefix="net_")
-    for k in range(4):
+    for k in range(8):  # so that a plan saves more than its copies take in Gluon
         stage = mx.gluon.nn.HybridSequential(prefix=f"stage{k}_")
         with stage.name_scope():
             stage.add(mx.gluon.nn.Dense(64, activation="relu"), mx.gluon.nn.Dense(64))
