@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator
 
 from memonger.gluon import tape
 from memonger.support.errors import MemongerError
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import may_wait, mx
 from memonger.support.signals import deferred_signals
 from memonger.support.variables import LIB, symbol_of
 
@@ -36,6 +36,15 @@ class _Pass(threading.local):
 
 
 backward_pass = _Pass()
+_LOCK = threading.RLock()
+
+
+def one_at_a_time() -> contextlib.AbstractContextManager[object]:
+    """Return a block that one thread at a time is in: calls of a block note gradients in one place.
+
+    A thread of a Custom operator does not wait, because the one in the block may wait for it.
+    """
+    return _LOCK if may_wait() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -49,7 +58,7 @@ def _watched(retains: object, is_partial: bool = False) -> Iterator[None]:
     backward_pass.errors, backward_pass.is_partial = errors, is_partial
     backward_pass.retains = bool(getattr(retains, "value", retains))
     try:
-        with deferred_signals():
+        with one_at_a_time(), deferred_signals():
             yield
             tape.release()
     finally:

@@ -156,7 +156,8 @@ class Runner:
         with mx.autograd.pause(train_mode=True):
             run = self.bound.hold(arrays, marks)
             call = self.calls[number] = RecordedCall(self, number, run, passed)
-        self._begin()
+        with autograd.one_at_a_time():  # a backward pass of another call may be under way
+            self._begin()
         others = [arrays[name] for name in self._wanted]
         lease = tape.hold(self.ctx, call)
         outputs = self._stub(others, lease, call.results, call.last)

@@ -9,8 +9,9 @@ from typing import Any
 import memonger  # noqa: F401  before mxnet
 import mxnet as mx
 from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
-from blocks import LOSS, Arrays, Prepare, batch, left_in, mlp, step, trainer
+from blocks import LOSS, Arrays, Prepare, batch, initialized, left_in, mlp, step, trainer
 from scenarios import SCENARIOS, scenario, train
 from scenarios_of_networks import looked_up
 
@@ -78,6 +79,29 @@ def a_thread_for_each_device(prepare: Prepare) -> Arrays:
         mx.nd.waitall()
         training.step(16)
     return left_in(net)
+
+
+@scenario
+def threads_for_the_backward_passes_of_one_thread(prepare: Prepare) -> Arrays:
+    """The gradients of parameters are those of the thread that comes last, so they are left out."""
+    net, kept = nn.HybridSequential(prefix="net_"), {}
+    for _ in range(8):  # no statistics: MXNet refuses a second backward pass through these
+        net.add(nn.Dense(20, activation="tanh", in_units=20))
+    prepare(initialized(net))
+    for k in range(30):
+        inputs = [batch(4 * k + n)[0] for n in range(4)]
+        for x in inputs:
+            x.attach_grad()
+        with autograd.record():
+            losses = [(net(x) * (n + 1)).sum() for n, x in enumerate(inputs)]
+        threads = [threading.Thread(target=loss.backward) for loss in losses]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        mx.nd.waitall()
+        kept.update({f"x{n} {k}": x.grad.asnumpy() for n, x in enumerate(inputs)})
+    return kept
 
 
 class SummingTrainer(gluon.Trainer):
