@@ -6,9 +6,9 @@
 Each script runs by ``memonger.enable`` and without, in turns, in processes of its own. "Taken" is
 the resident memory, MB (2**20 bytes), by which a process grows from before its first step to its
 peak in the steps after that (the search for a plan is over then): the median of the rounds. "Told"
-is the pool of the plan, or of the network without it, where a plan covers all that a step computes;
-other scripts compute something beside their planned blocks, or call a block many times. What a
-plan takes in Python is in "taken": up to 30 MB.
+is the pool of the plan, or of the network without it, and what operators hold and share, where a
+plan covers all that a step computes; other scripts compute something beside their planned blocks,
+or call a block many times. What a plan takes in Python is in "taken": up to 30 MB.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def resident(what: str = "VmRSS") -> float:
 def run(name: str, is_planned: bool) -> None:
     """Train by one script, and print what it takes."""
     # What is bound for training is planned from the start.
-    session = memonger.enable(cache=False) if is_planned else None
+    session = memonger.enable(cache=False, how="auto") if is_planned else None
     step = SCRIPTS[name][0]()
     mx.nd.waitall()
     before, seconds = resident(), []
@@ -202,9 +202,11 @@ def run(name: str, is_planned: bool) -> None:
         if k == 0:
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     plans = session.plans if session else []
-    told = [
-        max((getattr(p, n) for p in plans), default=0) for n in ("unplanned_bytes", "pool_bytes")
-    ]
+    told = [0, 0]
+    for plan in plans:
+        own = plan.pool_bytes + plan.held_bytes + plan.temporary_bytes
+        arrays = plan.device_bytes - own  # parameters, gradients and inputs are there before
+        told = [max(told[0], plan.unplanned_device_bytes - arrays), max(told[1], own)]
     print(json.dumps([resident("VmHWM") - before, statistics.median(seconds[1:]), told]))
 
 
