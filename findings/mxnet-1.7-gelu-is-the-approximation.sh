@@ -8,7 +8,7 @@
 # Hurts: BERT and other transformers that are trained in one version and served in another: each layer is off by up to 5e-4, a
 # thousand times more than rounding; checks of gradients in float64 look at another function. Pin the version, or compute 0.5
 # * x * (1 + erf(x / sqrt(2))).
-# Source: eltwise_gelu of oneDNN, which became eltwise_gelu_erf (src/operator/nn/mkldnn/mkldnn_act.cc).
+# Source: measured; 1.9.1 asks oneDNN for eltwise_gelu_erf (src/operator/nn/mkldnn/mkldnn_act.cc), not for eltwise_gelu.
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
