@@ -23,7 +23,7 @@ from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.inplace import reads_overwritten
 from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import SYNCHRONIZED, truth
-from memonger.graph.operators.recorded import BY_MKLDNN, is_recorded
+from memonger.graph.operators.recorded import BY_MKLDNN, RECORDED_LATE, is_recorded
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import HEAD_COPY, TrainingGraph, training_graph
 from memonger.schedules.layouts import Expected, refusal
@@ -242,8 +242,8 @@ def find_unwritten_biases(training: TrainingGraph) -> set[RowEntry]:
 def _find_chained(facts: _RowFacts) -> dict[RowEntry, int]:
     """Find the terms that are added to a sum in place, if an addition afterwards may differ.
 
-    Returns the row that would add each term. It is found for all operators but MKLDNN's: other
-    kernels may round an addition together with a product (FMA).
+    Returns the row that would add each term. It is found for all operators but MKLDNN's, and those
+    whose run writes over the sum: other kernels may round an addition together with a product.
     """
     training = facts.training
     nodes = training.graph.nodes
@@ -253,7 +253,9 @@ def _find_chained(facts: _RowFacts) -> dict[RowEntry, int]:
     for (term, k), row in find_added_in_place(training).items():
         x = facts.owner[term]
         by_mkldnn = facts.mkldnn and training.signatures[term].tensors[k].dtype == FLOAT
-        if x >= 0 and not facts.masked[x] and not (by_mkldnn and nodes[x].op in BY_MKLDNN):
+        op = nodes[x].op
+        is_alone = op in RECORDED_LATE or (by_mkldnn and op in BY_MKLDNN)
+        if x >= 0 and not facts.masked[x] and not is_alone:
             chained[term, k] = row
     return chained
 

@@ -26,6 +26,8 @@ Values = Dict[str, np.ndarray]  # by the names of inputs: v0, v1, ...
 REFUSED = {("Embedding", "v0"), ("take", "v1"), ("softmax_cross_entropy", "v1")}
 REFUSED |= {(op, f"v{k}") for op in ("batch_take", "khatri_rao", "_shuffle") for k in (0, 1)}
 REFUSED |= {("_np_moveaxis", "v0")}
+#: MXNet's gradients of these, added in place, change from run to run: they are of what memory held.
+UNREPEATABLE = {"_linalg_gemm", "_linalg_gemm2"}
 #: With ``fix_gamma`` it is 0 in any case.
 GAMMA = "BatchNorm", "v1"
 
@@ -119,7 +121,8 @@ def compare(names: Iterable[str]) -> tuple[set[str], set[str]]:
         with contextlib.suppress(memonger.MemongerError):  # a bias alone, np.vstack
             work = work_of(network, shapes, [one.wanted], types)
             planned = scheduled(network, LEVELS["everything"](work, 1))
-            assert np.array_equal(one.gradient(planned), gradient, equal_nan=True), one.node
+            same = np.array_equal(one.gradient(planned), gradient, equal_nan=True)
+            assert same or op in UNREPEATABLE, one.node
         right = sum_of_sines(value.dtype.name, value.shape, value.tobytes()) + one.gradient(own)
         scale = max(1e-3, abs(right).max())
         if not np.allclose(gradient, right, 1e-4, 1e-4 * scale, equal_nan=True):
