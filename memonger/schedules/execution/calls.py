@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Callable, Container, Mapping, NamedTuple, Sequ
 import numpy as np
 
 from memonger.graph.forward import RowEntry
-from memonger.graph.operators.recompute import SYNCHRONIZED, truth
+from memonger.graph.operators.recompute import SYNCHRONIZED, is_restored, truth
 from memonger.graph.operators.recorded import (
     ASYNCHRONOUS,
     COMPUTES_ALL,
@@ -137,11 +137,11 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
                 attrs["shape"] = str(tuple(signature.tensors[0].shape))
             writes = tuple([(row, k) for k in range(len(signature.tensors))])
             usual = Invocation(row, signature.op, attrs, tuple(node.reads), writes)
-            wanted = gradients[runs[row]] if row in runs else ()
+            wanted, again_now = gradients[runs[row]] if row in runs else (), node.time > 0
             if wanted or signature.op in ASYNCHRONOUS:
                 adds = [(k, entry, entry in step.adding) for k, entry in wanted]
                 calls.append(usual._replace(gradients=tuple(adds)))
-            elif signature.op == SYNCHRONIZED and node.time > 0:
+            elif signature.op == SYNCHRONIZED and is_restored(signature.op, attrs) and again_now:
                 calls += _restore(usual, step.signatures[row].tensors[1].shape)
             else:
                 calls += _by_name(usual)
