@@ -112,7 +112,8 @@ def operators() -> Iterator[tuple[str, Row, Any]]:
         yield f"{name} alone", row, mark if name in CASES else BY_HAND
         mark = QUICK if name in LAID_OUT or name in TELLING else BY_HAND
         yield f"{name} inside", operator(name, "inside", ("three levels", "six levels")), mark
-        for j, reader in enumerate(READERS):
+        # From a shape that is not positive MXNet draws numbers of a gamma distribution for ever.
+        for j, reader in enumerate(READERS if name != "sample_gamma" else ()):
             levels = ("three levels", "everything")
             row = operator(name, reader, levels, shares=(1, 0.7, 0.4), steps=1)
             mark = SLOW if k % 20 == 0 and k % len(READERS) == j else BY_HAND
