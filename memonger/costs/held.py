@@ -20,7 +20,7 @@ import numpy as np
 from memonger.costs.replay import Replay
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.layouts import REQUESTS_NONE, copies_in_place
-from memonger.graph.operators.recompute import CPU, GPU, truth
+from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.mxnet import Settings
 from memonger.support.types import ArrayLike, Int64s
@@ -53,21 +53,18 @@ class Held:
 NOTHING = Held()
 
 
-def find_held(graph: ForwardGraph, devices: str, mkldnn: bool) -> Held:
+def find_held(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
     """Find the memory that the operators of a network hold in training, at most.
 
-    ``devices`` is 'cpu', 'gpu' or 'any'; of 'any' arrays are those of a GPU. ``mkldnn`` is whether
-    one of them may be a CPU on which MKLDNN computes.
+    ``device_type`` is 'cpu' or 'gpu'. ``mkldnn`` is whether MKLDNN computes there.
     """
-    device_type = CPU if devices == CPU else GPU
     arrays: list[int] = []
     temporary = 0
     for outputs, node in zip(graph.tensors, graph.nodes):
         inputs = [graph.tensors[a][b] for a, b in node.inputs]
-        by_mkldnn = mkldnn and devices == CPU
-        if node.op == "RNN" and not (by_mkldnn and _is_by_mkldnn(node.attrs, inputs[0])):
+        if node.op == "RNN" and not (mkldnn and _is_by_mkldnn(node.attrs, inputs[0])):
             arrays.append(_count_rnn_bytes(node.attrs, inputs[0], device_type))
-        elif node.op in _TEMPORARY and not (node.op in _ON_CPU and devices == GPU):
+        elif node.op in _TEMPORARY and not (node.op in _ON_CPU and device_type == GPU):
             temporary = max(temporary, _TEMPORARY[node.op](inputs, outputs))
     return Held(device_type, tuple(arrays), temporary, mkldnn)
 

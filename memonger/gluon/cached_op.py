@@ -301,7 +301,7 @@ class PlannedOp:
             devices = {device for p in self._parameters.values() for device in p.list_ctx()}
             for device, thread in list(self._pools):
                 if (devices and device not in devices) or not thread.is_alive():  # by reset_ctx
-                    del self._pools[device, thread]
+                    self._pools.pop((device, thread), None)  # another thread may do it too
         pools = self._pools.setdefault(key, [])
         # The engine deletes operators shortly after they have run (`ThreadedEngine::OnComplete`).
         tries = [mx.nd.waitall, *5 * [functools.partial(time.sleep, 0.001)]]

@@ -144,8 +144,8 @@ class _BaseStrategy:
     @functools.cached_property
     def held(self) -> Held:
         """The memory that operators hold in training, on a GPU if the device may be one."""
-        kind = self.request.device_type
-        return find_held(self.graph, kind if kind in (GPU, ANY) else CPU, self.mkldnn)
+        on_gpu = self.request.device_type in (GPU, ANY)
+        return find_held(self.graph, GPU if on_gpu else CPU, not on_gpu and self.mkldnn)
 
     @functools.cached_property
     def lower_bound(self) -> LowerBound:

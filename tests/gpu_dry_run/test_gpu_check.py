@@ -293,6 +293,6 @@ def plan_on_hopper(dry: DryRun) -> None:
 @pytest.mark.gpu_dry_run
 def test_a_gpu_without_code_is_named_with_what_helps(gpu_dry_run: GpuDryRun) -> None:
     done = gpu_dry_run.run(plan_on_hopper, env={"CUDASTUB_SM": "90"})
-    assert re.match(r"gpu\(0\) has compute capability 9.0.*24.06-py3.*source", done.value)
+    assert re.match(r"gpu\(0\) has compute capability 9.0.*24.06-py3", done.value)
     assert f"memonger: out trains without a plan: {done.value}" in done.stderr
     assert gpu_dry_run.run(plan_on_hopper, env={"CUDASTUB_SM": "89"}).emitted == []
