@@ -124,7 +124,7 @@ def test_a_plan_prints_what_counts_is_frozen_and_pickles() -> None:
         plan.planner,
     ):
         assert words in text, text
-    assert plan.slowest and len(text.splitlines()) == 16 and "\nlargest    " in text
+    assert plan.slowest and len(text.splitlines()) == 15 and "\nlargest    " in text
     assert repr(plan).startswith(f"Plan(pool_bytes={plan.pool_bytes}, ")
     assert plan.time_overhead == plan.predict_time() > 0
     with pytest.raises(AttributeError):
