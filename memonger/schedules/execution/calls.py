@@ -137,11 +137,12 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
                 attrs["shape"] = str(tuple(signature.tensors[0].shape))
             writes = tuple([(row, k) for k in range(len(signature.tensors))])
             usual = Invocation(row, signature.op, attrs, tuple(node.reads), writes)
-            wanted, again_now = gradients[runs[row]] if row in runs else (), node.time > 0
+            wanted = gradients[runs[row]] if row in runs else ()
+            is_again = node.time > 0
             if wanted or signature.op in ASYNCHRONOUS:
                 adds = [(k, entry, entry in step.adding) for k, entry in wanted]
                 calls.append(usual._replace(gradients=tuple(adds)))
-            elif signature.op == SYNCHRONIZED and is_restored(signature.op, attrs) and again_now:
+            elif is_again and signature.op == SYNCHRONIZED and is_restored(signature.op, attrs):
                 calls += _restore(usual, step.signatures[row].tensors[1].shape)
             else:
                 calls += _by_name(usual)
