@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from typing import Any, Callable, NoReturn, Sequence
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
 from memonger import BudgetError, MemongerError
-from memonger.solve.options import OPTIONS, flag_of, options_of, variable_of
+from memonger.solve.options import OPTIONS, flag_of, options_of, read_amount, variable_of
 from memonger.support import files
 from memonger.support.errors import INTERRUPTED, MISTAKE, mxnet_message
 from memonger.support.removed import refuse_removed
@@ -132,6 +133,10 @@ def _check_places(options: Namespace) -> None:
 
         check_report(page)
     places = {name: getattr(options, name) for name in FILES if getattr(options, name) is not None}
+    for name, file in places.items():
+        if os.path.realpath(file) == os.path.realpath(options.network):
+            remedy = "give another file; memonger.unplan takes a plan out of a network"
+            raise MemongerError(f"--{name} is the network itself, {file!r}; {remedy}")
     for (one, file), (other, same) in combinations(places.items(), 2):
         if os.path.realpath(file) == os.path.realpath(same):
             raise MemongerError(f"--{one} and --{other} are the same file, {same!r}")
@@ -291,6 +296,11 @@ def _budget(text: str) -> int | float | str:
         return int(text)
     with contextlib.suppress(ValueError):
         return float(text)
+    if text.strip().lower() not in ("device", "knee"):
+        try:
+            read_amount(text)
+        except MemongerError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
     return text
 
 
@@ -366,6 +376,10 @@ class _Parser(ArgumentParser):
     """A parser that reports mistakes in one line."""
 
     def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        near = unknown and difflib.get_close_matches(unknown[1], map(flag_of, COMMAND), 1)
+        if near:
+            message += f" (did you mean {near[0]}?)"
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(MISTAKE)
 

@@ -312,6 +312,9 @@ def _open_shapes(shapes: object) -> tuple[dict[str, Json], dict[str, str]]:
         if not isinstance(shape, (list, tuple)):
             raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
         sizes[name] = tuple(shape)
+        if sizes[name].count(None) > 1:
+            remedy = "None is the batch; give all other sizes"
+            raise MemongerError(f"input {name!r}: shape {sizes[name]} has None twice; {remedy}")
     if not any(None in shape for shape in sizes.values()):
         for name, axis in axes.items():  # an iterator's layouts tell where the batch is
             if 0 <= axis < len(sizes[name]):

@@ -44,7 +44,8 @@ def check_symbol(symbol: object) -> Symbol:
             "combine them with mx.sym.Group"
         )
     if not isinstance(symbol, mx.sym.Symbol):
-        raise MemongerError(f"the network must be an mx.sym.Symbol, not {kind} {symbol!r}")
+        remedy = f"; read a file by memonger.load({symbol!r})" if isinstance(symbol, str) else ""
+        raise MemongerError(f"the network must be an mx.sym.Symbol, not {kind} {symbol!r}{remedy}")
     try:
         graph = read(symbol)
     except (mx.MXNetError, ValueError) as error:  # a cycle, or a name that is not UTF-8
@@ -287,6 +288,9 @@ def read_pairs(
         return list(shapes.items())
     if not isinstance(shapes, (list, tuple)):
         raise MemongerError(f"shapes must be a dict or a list of DataDesc, not {shapes!r}")
+    if shapes and all(isinstance(size, int) for size in shapes):
+        remedy = f"{{'data': {tuple(shapes)}}}, with the input's name"
+        raise MemongerError(f"shapes: {shapes!r} is a shape without a name; write {remedy}")
     pairs: list[tuple[str, object]] = []
     for item in shapes:
         if isinstance(item, mx.io.DataDesc):

@@ -273,7 +273,7 @@ def bound_gpu(keywords: Keywords, ctx: object) -> Keywords:
     if budget is None or keywords.get("budget_of") is not None or not _is_gpu(ctx):
         return keywords
     names_bytes = not isinstance(budget, str) or budget.strip().lower() not in (KNEE, "device")
-    is_bytes = names_bytes and not _read_amount(budget)[1]
+    is_bytes = names_bytes and not read_amount(budget)[1]
     return {**keywords, "budget_of": "device"} if is_bytes else keywords
 
 
@@ -293,7 +293,7 @@ def read_budget(budget: object, of: str | None, optimizer: object, ctx: object) 
     if of == "pool" and (is_free or optimizer is not None):
         option = "budget='device'" if is_free else "optimizer="
         raise MemongerError(f"{option} is of all that the GPU holds; leave out budget_of='pool'")
-    amount, is_share = (read_free_bytes(ctx), False) if is_free else _read_amount(budget)
+    amount, is_share = (read_free_bytes(ctx), False) if is_free else read_amount(budget)
     if not (0 < amount <= 1 if is_share else 1 <= amount <= 2**63):
         allowed = "must be at least one byte and no more than 2**63 bytes, or a share up to 1"
         raise MemongerError(f"budget={budget!r} {allowed} (100 %); give bytes as an int")
@@ -307,7 +307,7 @@ def read_budget(budget: object, of: str | None, optimizer: object, ctx: object) 
     return Budget(float(amount), is_share, of, measure_state_per_element(optimizer), room)
 
 
-def _read_amount(budget: object) -> tuple[float, bool]:
+def read_amount(budget: object) -> tuple[float, bool]:
     """Return an amount of memory, bytes or a share, and whether it is a share."""
     if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
         return budget, not isinstance(budget, numbers.Integral)  # type: ignore[return-value]

@@ -23,6 +23,8 @@ from memonger.support.types import Json, Symbol
 from memonger.support.versions import VERSION, json_of
 
 OLDEST = 800  # the version of a file without a version
+SYMBOL_FILE = "*-symbol.json"  # what MXNet calls the files of networks
+PARAMETERS = b"\x12\x01\0\0\0\0\0\0"  # how files of arrays begin (src/ndarray/ndarray.cc)
 OWN_STATES = 900  # older files lack auxiliary states, which MXNet adds as inputs
 
 #: Attributes of variables that later versions hide (``UpgradeJSON_FixParsing`` in
@@ -249,6 +251,16 @@ def all_outputs(graph: Json) -> Symbol:
     return load_nodes(graph["nodes"], heads)
 
 
+def _why_no_file(path: files.Path) -> str:
+    """Tell why there is no file to read: it is absent, a folder, or a device."""
+    shown = repr(os.fsdecode(path))
+    if os.path.isdir(path):
+        return f"{shown} is a folder; give the {SYMBOL_FILE} in it"
+    if os.path.exists(path):
+        return f"{shown} is not an ordinary file; give a {SYMBOL_FILE}"
+    return f"there is no file {shown}"
+
+
 def load(path: files.Path) -> Symbol:
     """Read a network from a file, and check it before MXNet reads it.
 
@@ -278,10 +290,17 @@ def load(path: files.Path) -> Symbol:
     shown = repr(os.fsdecode(path))
     try:
         if not os.path.isfile(path):
-            raise MemongerError(f"there is no file {shown}")
+            raise MemongerError(_why_no_file(path))
         data = Path(os.fsdecode(path)).read_bytes()
     except OSError as error:
         raise MemongerError(f"{shown} cannot be read: {error.strerror}") from None
+    if data.startswith(PARAMETERS):
+        raise MemongerError(
+            f"{shown} holds arrays, not a network; give the {SYMBOL_FILE} beside it"
+        )
+    if os.fsdecode(path).endswith(".onnx"):
+        convert = "convert it by mx.contrib.onnx.import_model, and save the symbol that it returns"
+        raise MemongerError(f"{shown} is a network of ONNX; {convert}")
     subject = f"{shown} is not a network that MXNet can read"
     try:
         graph = json.loads(data.decode("utf-8-sig"), strict=False)  # names may hold any character

@@ -71,6 +71,14 @@ MISTAKES: list[tuple[Callable[[Any], Any], list[str]]] = [
     (lambda f: f(net(), data=(True, 3, 8, 8)), ["'data'", "True"]),
     (lambda f: f(net(), data="2,3,8,8"), ["'data'", "tuple of integers"]),
     (lambda f: f(net(), shapes=7), ["shapes must be a dict"]),
+    (
+        lambda f: f(net(), shapes=(8, 3, 32, 32)),
+        ["(8, 3, 32, 32) is a shape without a name; write {'data': (8, 3, 32, 32)}"],
+    ),
+    (
+        lambda f: f("a.json", shapes=SHAPES),
+        ["str 'a.json'; read a file by memonger.load('a.json')"],
+    ),
     (lambda f: f(net(), shapes=SHAPES, data=(3, 3, 8, 8)), ["'data'", "two shapes"]),
     (typed({"data": "flaot"}), ["'flaot'"]),
     (

@@ -234,9 +234,23 @@ def test_a_file_that_was_cut_off_is_refused_with_where_it_ends(tmp_path: Path) -
     memonger.load(file)
 
 
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    parameters, onnx = tmp_path / "net-0000.params", tmp_path / "net.onnx"
+    mx.nd.save(str(parameters), {"arg:weight": mx.nd.ones(3)})
+    onnx.write_bytes(b"\x08\x07")
+    with pytest.raises(
+        MemongerError, match=r"holds arrays, not a network; give the \*-symbol.json"
+    ):
+        memonger.load(parameters)
+    with pytest.raises(
+        MemongerError, match=r"is a network of ONNX; convert it by mx\.contrib\.onnx"
+    ):
+        memonger.load(onnx)
+
+
 def test_a_path_may_be_any_that_the_system_takes(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.json", str(tmp_path / "\udcff.json"), b"none", "a\0"):
-        with pytest.raises(MemongerError, match="there is no file"):
+        with pytest.raises(MemongerError, match="there is no file|is a folder"):
             memonger.load(path)
     file = os.fsencode(tmp_path) + b"/\xff-symbol.json"  # not UTF-8
     files.write(file, net().tojson().encode())
