@@ -1,9 +1,9 @@
 """The time of a training step within a budget of memory, predicted and measured.
 
-    OMP_NUM_THREADS=1 python benchmarks/time.py                      # six networks
-    OMP_NUM_THREADS=1 python benchmarks/time.py vgg16 --how marks    # one of them, marks alone
-    OMP_NUM_THREADS=1 python benchmarks/time.py --budgets 0.5 0.7 --measure --json out.json
-    python benchmarks/time.py --gpu V100                             # predict only, for this GPU
+    OMP_NUM_THREADS=1 python benchmarks/budgets.py                      # six networks
+    OMP_NUM_THREADS=1 python benchmarks/budgets.py vgg16 --how marks    # one of them, marks alone
+    OMP_NUM_THREADS=1 python benchmarks/budgets.py --budgets 0.5 0.7 --measure --json out.json
+    python benchmarks/budgets.py --gpu V100                             # predict only, for this GPU
 
 Each network is trained without a plan, with the plan of the original's algorithm on its
 mirror_stage marks, and with the fastest plan that is found within several shares of the memory that
