@@ -7,7 +7,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 from memonger.support import mxnet as _mxnet  # first: it makes MXNet importable
-from memonger.support.errors import BudgetError, MemongerError  # noqa: F401
+from memonger.support.errors import BudgetError as BudgetError
+from memonger.support.errors import MemongerError as MemongerError
 
 if TYPE_CHECKING:
     from memonger.public import *  # noqa: F403
@@ -29,11 +30,13 @@ def _note_marks() -> None:
 _mxnet.when_imported(_note_marks)
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__ and name != "gluon":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _mxnet.mx  # noqa: B018  says what is wrong with it or NumPy before anything else can
-    return getattr(importlib.import_module("memonger.public"), name)
+if not TYPE_CHECKING:  # a type checker would take any name then
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__ and name != "gluon":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        _mxnet.mx  # noqa: B018  says what is wrong with it or NumPy before anything else can
+        return getattr(importlib.import_module("memonger.public"), name)
 
 
 def __dir__() -> list[str]:

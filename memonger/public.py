@@ -1,7 +1,5 @@
 """The public names, from the files that define them; to import them takes seconds."""
 
-# ruff: noqa: F401
-
 from memonger import gluon
 from memonger.api.check import CheckReport, check
 from memonger.api.explain import Explanation, PlanExplanation, explain
@@ -17,4 +15,33 @@ from memonger.api.planning import (
 )
 from memonger.graph.marks import unplan
 from memonger.scripts.session import Session, disable, enable
+from memonger.support.errors import BudgetError, MemongerError
 from memonger.support.symbols import load
+
+__all__ = [
+    "BudgetError",
+    "CheckReport",
+    "Explanation",
+    "Frontier",
+    "LargestBatch",
+    "MemongerError",
+    "Plan",
+    "PlanExplanation",
+    "Session",
+    "check",
+    "disable",
+    "enable",
+    "explain",
+    "frontier",
+    "get_cost",
+    "gluon",
+    "largest_batch",
+    "load",
+    "load_plan",
+    "make_mirror_plan",
+    "plan",
+    "pool_bytes",
+    "search_plan",
+    "search_plan_to_layer",
+    "unplan",
+]

@@ -7,7 +7,7 @@ import logging
 import math
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -32,7 +32,10 @@ from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
 from memonger.support.files import Path
-from memonger.support.types import Json, Keywords, Symbol
+from memonger.support.types import BatchOptions, Json, Keywords, Symbol, Types, Unpack
+
+if TYPE_CHECKING:
+    from memonger.solve.selection import Selector
 
 log = logging.getLogger("memonger")
 
@@ -68,18 +71,30 @@ class Frontier(Reported, Tuple[Plan, ...]):
 
 
 @trim_heap()
-def frontier(  # type: ignore[misc]  # options of `plan` go through
+def frontier(
     net: Symbol,
     shapes: object = None,
     *,
     points: int = 20,
-    **options: Any,
+    how: str | None = None,
+    measure: bool = False,
+    gpu: str | None = None,
+    patience: float | None = None,
+    type_dict: Types = None,
+    grad_req: object = "write",
+    ctx: object = None,
+    ntrial: int = 6,
+    until: str | None = None,
+    keep: Selector | None = None,
+    recompute: Selector | None = None,
+    devices: int = 1,
+    **input_shapes: Sequence[int],
 ) -> Frontier:
     """Find the Pareto-optimal plans in memory and time, from no plan to the smallest.
 
     Parameters
     ----------
-    net, shapes, **options
+    net, shapes, how, measure, ..., **input_shapes
         As `plan` takes them, but what limits or chooses one plan:
         no ``work``, ``budget``, ``slower_than``, ``budget_of``, ``optimizer``, ``planner``,
         ``rules``.
@@ -102,12 +117,26 @@ def frontier(  # type: ignore[misc]  # options of `plan` go through
     >>> print(memonger.frontier(net, {'data': (32, 3, 224, 224)}))
     """
     points = check_count("points", points, 2)
-    request, how = read_arguments("frontier", net, shapes, options)
+    keywords = {
+        "how": how,
+        "measure": measure,
+        "gpu": gpu,
+        "patience": patience,
+        "type_dict": type_dict,
+        "grad_req": grad_req,
+        "ctx": ctx,
+        "ntrial": ntrial,
+        "until": until,
+        "keep": keep,
+        "recompute": recompute,
+        "devices": devices,
+    }
+    request, options = read_arguments("frontier", net, shapes, {**keywords, **input_shapes})
 
     def find(strategy: Strategy) -> tuple[Strategy, SearchResult]:
         return strategy, search_pareto_front(strategy)
 
-    strategy, searched = plan_by(request, how, find)
+    strategy, searched = plan_by(request, options, find)
     candidates = pareto_front(searched.plans, by_added_time)
     interrupted = searched.interrupted
     if len(candidates) > points:
@@ -177,11 +206,11 @@ class LargestBatch(_Largest):
 
 
 @trim_heap()
-def largest_batch(  # type: ignore[misc]  # options of `plan` go through
+def largest_batch(
     net: Symbol,
     shapes: object,
     budget: object,
-    **options: Any,
+    **options: Unpack[BatchOptions],
 ) -> LargestBatch:
     """Find the largest batch that fits a budget with a plan, and without.
 

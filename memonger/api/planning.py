@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Mapping, MutableMapping, Optional
+from typing import TYPE_CHECKING, Mapping, MutableMapping, Sequence
 
 from memonger.api.plan import Plan, make_plan
 from memonger.graph import marks
 from memonger.planners.marks import chen2016
 from memonger.solve.memory import measure as measured
-from memonger.solve.options import NAMES, Options
+from memonger.solve.options import Options
 from memonger.solve.request import read_arguments, read_call, read_request
 from memonger.solve.solution import BARE, estimate_schedule, solve
 from memonger.solve.strategies import Marks
 from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, MemongerError, format_size
-from memonger.support.types import Symbol
+from memonger.support.types import Symbol, Types
 
 if TYPE_CHECKING:
     from memonger.solve.selection import Selector
-
-    Types = Optional[Mapping[str, object]]
 
 log = logging.getLogger("memonger")
 
@@ -52,7 +50,7 @@ def plan(
     recompute: Selector | None = None,
     devices: int = 1,
     rules: bool = True,
-    **input_shapes: object,
+    **input_shapes: Sequence[int],
 ) -> Plan:
     """Plan which results a network keeps and which it recomputes in the backward pass.
 
@@ -164,13 +162,55 @@ def plan(
     >>> print(plan)
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
-    keywords = {name: value for name, value in locals().items() if name in NAMES}
+    keywords = {
+        "how": how,
+        "work": work,
+        "budget": budget,
+        "slower_than": slower_than,
+        "budget_of": budget_of,
+        "optimizer": optimizer,
+        "measure": measure,
+        "gpu": gpu,
+        "patience": patience,
+        "type_dict": type_dict,
+        "grad_req": grad_req,
+        "ctx": ctx,
+        "planner": planner,
+        "ntrial": ntrial,
+        "until": until,
+        "keep": keep,
+        "recompute": recompute,
+        "devices": devices,
+        "rules": rules,
+    }
     request, options = read_arguments("plan", net, shapes, {**keywords, **input_shapes})
     return make_plan(solve(request, options))
 
 
-def search_plan(  # type: ignore[misc]  # options of `plan` go through
-    sym: Symbol, ntrial: int = 6, type_dict: Types = None, **options: Any
+def search_plan(
+    sym: Symbol,
+    ntrial: int = 6,
+    type_dict: Types = None,
+    *,
+    shapes: object = None,
+    how: str = "marks",
+    work: float | None = None,
+    budget: object = None,
+    slower_than: float | None = None,
+    budget_of: str | None = None,
+    optimizer: object = None,
+    measure: bool = False,
+    gpu: str | None = None,
+    patience: float | None = None,
+    grad_req: object = "write",
+    ctx: object = None,
+    planner: str = "smallest",
+    until: str | None = None,
+    keep: Selector | None = None,
+    recompute: Selector | None = None,
+    devices: int = 1,
+    rules: bool = True,
+    **input_shapes: Sequence[int],
 ) -> Symbol:
     """Plan a network by marks, under the original's name and arguments.
 
@@ -178,8 +218,8 @@ def search_plan(  # type: ignore[misc]  # options of `plan` go through
     ----------
     sym : mx.sym.Symbol
         The network.
-    ntrial, type_dict, **options
-        As `plan` takes them, by default with ``how='marks'``, with shapes of inputs by name:
+    ntrial, type_dict, ..., **input_shapes
+        As `plan` takes them, but by default with ``how='marks'``; with shapes of inputs by name:
         ``data=(32, 3, 224, 224)``.
 
     Returns
@@ -203,7 +243,30 @@ def search_plan(  # type: ignore[misc]  # options of `plan` go through
             f"search_plan: the second argument is ntrial, not {ntrial!r}; give shapes by name, as "
             "in search_plan(net, data=(32, 3, 224, 224)), or as shapes="
         )
-    planned = plan(sym, ntrial=ntrial, type_dict=type_dict, **{"how": "marks", **options})
+    planned = plan(
+        sym,
+        shapes,
+        how=how,
+        work=work,
+        budget=budget,
+        slower_than=slower_than,
+        budget_of=budget_of,
+        optimizer=optimizer,
+        measure=measure,
+        gpu=gpu,
+        patience=patience,
+        type_dict=type_dict,
+        grad_req=grad_req,
+        ctx=ctx,
+        planner=planner,
+        ntrial=ntrial,
+        until=until,
+        keep=keep,
+        recompute=recompute,
+        devices=devices,
+        rules=rules,
+        **input_shapes,
+    )
     if planned.schedule is None and log.isEnabledFor(logging.INFO):
         least = estimate_schedule(planned.request)
         if least is not None and least < WORTH * planned.pool_bytes:
@@ -214,13 +277,31 @@ def search_plan(  # type: ignore[misc]  # options of `plan` go through
     return planned.symbol
 
 
-def search_plan_to_layer(  # type: ignore[misc]  # options of `plan` go through
+def search_plan_to_layer(
     sym: Symbol,
     layer_name: str | None = None,
     threshold: int = 500,
     ntrial: int = 6,
     type_dict: Types = None,
-    **options: Any,
+    *,
+    shapes: object = None,
+    how: str = "marks",
+    work: float | None = None,
+    budget: object = None,
+    slower_than: float | None = None,
+    budget_of: str | None = None,
+    optimizer: object = None,
+    measure: bool = False,
+    gpu: str | None = None,
+    patience: float | None = None,
+    grad_req: object = "write",
+    ctx: object = None,
+    planner: str = "smallest",
+    keep: Selector | None = None,
+    recompute: Selector | None = None,
+    devices: int = 1,
+    rules: bool = True,
+    **input_shapes: Sequence[int],
 ) -> Symbol:
     """Plan a network up to a layer, under the name and arguments of copies of the original.
 
@@ -232,8 +313,8 @@ def search_plan_to_layer(  # type: ignore[misc]  # options of `plan` go through
         As ``until`` of `plan`; by default the whole network is planned.
     threshold : int
         MiB; those copies start their search there. It has no effect here, where none is needed.
-    ntrial, type_dict, **options
-        As `plan` takes them, with shapes of inputs by name: ``data=(32, 3, 224, 224)``.
+    ntrial, type_dict, ..., **input_shapes
+        As `search_plan` takes them.
 
     Returns
     -------
@@ -250,10 +331,32 @@ def search_plan_to_layer(  # type: ignore[misc]  # options of `plan` go through
     >>> planned = memonger.search_plan_to_layer(net, 'stage3_unit6_plus', data=(1, 3, 800, 1200))
     """
     check_count("threshold", threshold, 0)
-    if "until" in options:
+    if "until" in input_shapes:
         raise MemongerError("search_plan_to_layer takes no until=; give layer_name=")
-    options = {"how": "marks", "until": layer_name, **options}
-    return plan(sym, ntrial=ntrial, type_dict=type_dict, **options).symbol
+    return plan(
+        sym,
+        shapes,
+        how=how,
+        work=work,
+        budget=budget,
+        slower_than=slower_than,
+        budget_of=budget_of,
+        optimizer=optimizer,
+        measure=measure,
+        gpu=gpu,
+        patience=patience,
+        type_dict=type_dict,
+        grad_req=grad_req,
+        ctx=ctx,
+        planner=planner,
+        ntrial=ntrial,
+        until=layer_name,
+        keep=keep,
+        recompute=recompute,
+        devices=devices,
+        rules=rules,
+        **input_shapes,
+    ).symbol
 
 
 def make_mirror_plan(
@@ -267,7 +370,7 @@ def make_mirror_plan(
     rules: bool = True,
     until: str | None = None,
     devices: int = 1,
-    **input_shapes: object,
+    **input_shapes: Sequence[int],
 ) -> Symbol:
     """Make the original's plan for one threshold, on the marks (``mirror_stage``) of the network.
 
@@ -325,7 +428,7 @@ def get_cost(
     *,
     ctx: object = None,
     shapes: object = None,
-    **input_shapes: object,
+    **input_shapes: Sequence[int],
 ) -> int:
     """Return the memory that MXNet plans for training a network, in MiB.
 
@@ -363,7 +466,7 @@ def pool_bytes(
     *,
     ctx: object = None,
     shapes: object = None,
-    **input_shapes: object,
+    **input_shapes: Sequence[int],
 ) -> int:
     """Return the bytes of MXNet's pool in training, with the real size of every element.
 

@@ -7,7 +7,7 @@ import functools
 import glob
 import weakref
 from types import FunctionType
-from typing import Any, Callable, MutableMapping, TypeVar
+from typing import Callable, MutableMapping, TypeVar
 
 from memonger.api.plan import Plan
 from memonger.gluon import autograd
@@ -18,7 +18,7 @@ from memonger.schedules.execution.arena import address
 from memonger.solve.options import OF_FIRST_CALL, read_options, split_options
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import may_wait, mx
-from memonger.support.types import Block, Keywords, NDArray
+from memonger.support.types import Block, GluonOptions, Keywords, NDArray, Unpack
 from memonger.support.versions import MXNET_ERRORS
 
 Net = TypeVar("Net")
@@ -35,9 +35,7 @@ _FLAGS = (
 ).split()
 
 
-def plan(  # type: ignore[misc]  # options of memonger.plan go through
-    net: Net, shapes: object = None, **options: Any
-) -> Net:
+def plan(net: Net, shapes: object = None, **options: Unpack[GluonOptions]) -> Net:
     """Plan a block, instead of ``net.hybridize()``; the training loop does not change.
 
     The plan is made at the first call under ``autograd.record()``, and is used for all later calls
@@ -56,9 +54,11 @@ def plan(  # type: ignore[misc]  # options of memonger.plan go through
     net : mx.gluon.HybridBlock
         The block. It is hybridized if it is not yet.
     **options
-        Keywords of `memonger.plan`, except ``grad_req`` and ``devices``; the default is
-        ``how='auto'``. Keywords of ``hybridize`` (``static_alloc=True``), except ``backend``, are
-        passed to it.
+        Keywords of `memonger.plan`: ``how`` (by default 'auto'), ``work``, ``budget``,
+        ``slower_than``, ``budget_of``, ``optimizer``, ``measure``, ``gpu``, ``patience``,
+        ``planner``, ``ntrial``, ``rules``, ``ctx``, ``until``, ``keep``, ``recompute``. Keywords of
+        ``hybridize`` are passed to it: ``active``, ``clear``, ``static_alloc``, ``static_shape``,
+        ``inline_limit``, ``forward_bulk_size``, ``backward_bulk_size``.
 
     Returns
     -------
@@ -82,10 +82,11 @@ def plan(  # type: ignore[misc]  # options of memonger.plan go through
     >>> trainer.step(32)
     """
     hybrid = _check_block(net)
-    flags = {name: options.pop(name) for name in _FLAGS if name in options}
+    flags = {name: value for name, value in options.items() if name in _FLAGS}
+    keywords = {name: value for name, value in options.items() if name not in flags}
     if shapes is not None:
-        options["shapes"] = shapes
-    block = _read_options(hybrid, options)
+        keywords["shapes"] = shapes
+    block = _read_options(hybrid, keywords)
     _install()
     if flags or not hybrid._active:
         hybrid.hybridize(**flags)

@@ -45,7 +45,15 @@ from memonger.support.errors import MB, BudgetError, MemongerError, UnmatchedErr
 from memonger.support.files import Path as FilePath
 from memonger.support.mxnet import mx
 from memonger.support.symbols import as_json, read
-from memonger.support.types import Block, Context, Executor, Keywords, Symbol
+from memonger.support.types import (
+    Block,
+    Context,
+    EnableOptions,
+    Executor,
+    Keywords,
+    Symbol,
+    Unpack,
+)
 from memonger.support.versions import json_of
 
 package_log = logging.getLogger("memonger")
@@ -353,13 +361,13 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:2]) + more
 
 
-def enable(  # type: ignore[misc]  # options of `plan` go through
+def enable(
     *,
     report: FilePath | None = None,
     check: bool = False,
     or_plain: bool = False,
     cache: bool = True,
-    **options: Any,
+    **options: Unpack[EnableOptions],
 ) -> Session:
     """Plan all that this process trains from now on, as it is bound; the code stays as it is.
 

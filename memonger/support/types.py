@@ -3,7 +3,7 @@
 MXNet has no annotations, so a type checker knows its classes by name only.
 """
 
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping, Optional
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike as ArrayLike
     from numpy.typing import DTypeLike as DTypeLike
     from numpy.typing import NDArray as Array
+    from typing_extensions import TypedDict
+    from typing_extensions import Unpack as Unpack
 
     Json = Any  # type: ignore[misc]  # a parsed JSON value
     Keywords = Mapping[str, Any]  # type: ignore[misc]  # arguments of `memonger.plan` and others
     AnyArray = Array[Any]  # type: ignore[misc]  # an array that a header names
+    Types = Optional[Mapping[str, object]]  # type by name of an input
     Array1 = Array[np.generic]
     Bools = Array[np.bool_]
     Int8s = Array[np.int8]
@@ -27,6 +30,49 @@ if TYPE_CHECKING:
     Int64s = Array[np.int64]
     Floats = Array[np.float32]
     Doubles = Array[np.float64]
+
+    class SearchOptions(TypedDict, total=False):
+        """Options of `memonger.plan` that say how to plan, of calls that take them as keywords."""
+
+        how: Optional[str]
+        measure: bool
+        gpu: Optional[str]
+        patience: Optional[float]
+        budget_of: Optional[str]
+        optimizer: object
+
+    class BatchOptions(SearchOptions, total=False):
+        """Options of `memonger.largest_batch`."""
+
+        type_dict: Types
+        grad_req: object
+        ctx: object
+        ntrial: int
+
+    class EnableOptions(SearchOptions, total=False):
+        """Options of `memonger.enable`."""
+
+        work: Optional[float]
+        budget: object
+        slower_than: Optional[float]
+        keep: object
+        recompute: object
+
+    class GluonOptions(EnableOptions, total=False):
+        """Options of `memonger.gluon.plan`: those of plans, and those of ``hybridize``."""
+
+        planner: str
+        ntrial: int
+        rules: bool
+        ctx: object
+        until: Optional[str]
+        active: bool
+        clear: bool
+        static_alloc: bool
+        static_shape: bool
+        inline_limit: int
+        forward_bulk_size: Optional[int]
+        backward_bulk_size: Optional[int]
 else:  # annotations are not evaluated, but the names are imported
 
     def __getattr__(name):

@@ -210,9 +210,9 @@ def test_an_option_that_a_call_does_not_have_is_named(
     with pytest.raises(memonger.MemongerError, match=re.escape(said)):
         call(net(), **arguments)
     with pytest.raises(memonger.MemongerError, match="unknown option 'bugdet'; did you mean 'bud"):
-        memonger.enable(bugdet="60%")
+        memonger.enable(bugdet="60%")  # type: ignore[call-arg]
     with pytest.raises(memonger.MemongerError, match="enable takes no devices=; what is bound"):
-        memonger.enable(devices=2)
+        memonger.enable(devices=2)  # type: ignore[call-arg]
 
 
 def test_the_table_of_options_has_all_of_them_with_their_defaults() -> None:

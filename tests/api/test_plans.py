@@ -404,7 +404,7 @@ def test_search_plan_to_layer_is_search_plan_until_it() -> None:
     with pytest.raises(memonger.MemongerError, match="'bn88' matches no operator.*mean 'bn8'"):
         memonger.search_plan_to_layer(symbol, "bn88", **SHAPES)
     with pytest.raises(memonger.MemongerError, match="takes no until=; give layer_name="):
-        memonger.search_plan_to_layer(symbol, until="bn8", **SHAPES)
+        memonger.search_plan_to_layer(symbol, until="bn8", **SHAPES)  # type: ignore[arg-type]
 
 
 def test_nothing_before_the_first_layer_can_be_recomputed(caplog: pytest.LogCaptureFixture) -> None:

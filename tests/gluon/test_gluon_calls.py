@@ -276,7 +276,8 @@ def test_an_input_on_another_device_raises_what_mxnet_raises() -> None:
 
 
 def test_options_of_hybridize_are_handed_to_it() -> None:
-    flags = {"active": True, "static_alloc": True, "static_shape": True, "inline_limit": 4}
+    flags: dict[str, Any] = {"active": True, "static_alloc": True, "static_shape": True}
+    flags["inline_limit"] = 4
     flags = {**flags, "forward_bulk_size": 8, "backward_bulk_size": 8, "clear": True}
     net, other = plan(mlp(), **flags), mlp()
     other.hybridize(**flags)
@@ -286,10 +287,12 @@ def test_options_of_hybridize_are_handed_to_it() -> None:
     with pytest.raises(MemongerError, match=r"since hybridize\(False\)"):
         plan_of(plan(mlp(), active=False))
     with pytest.raises(MemongerError, match="'static_aloc'; did you mean 'static_alloc'"):
-        plan(net, static_aloc=True)
+        plan(net, static_aloc=True)  # type: ignore[call-arg]
 
 
 # Bad input
+
+wrong: Any = plan  # takes what a type checker would refuse
 
 
 class Plain(gluon.Block):
@@ -307,12 +310,12 @@ class Plain(gluon.Block):
         (lambda: unplan(3), "net must be an mx.gluon.HybridBlock"),
         (lambda: plan_of(mlp()), "has no plan; make one with memonger.gluon.plan"),
         (lambda: plan_of(plan(mlp())), "no plan before its first call"),
-        (lambda: plan(mlp(), data=(16, 20)), "no data=; the plan is made at the first call"),
+        (lambda: wrong(mlp(), data=(16, 20)), "no data=; the plan is made at the first call"),
         (lambda: plan(mlp(), {"data": (16, 20)}), "no shapes=; the plan is made at the first"),
-        (lambda: plan(mlp(), type_dict={}), "no type_dict=; the plan is made at the first call"),
-        (lambda: plan(mlp(), patienc=2), "unknown option 'patienc'; did you mean 'patience'"),
-        (lambda: plan(mlp(), grad_req="add"), "set it on the parameters"),
-        (lambda: plan(mlp(), devices=2), "each device's part"),
+        (lambda: wrong(mlp(), type_dict={}), "no type_dict=; the plan is made at the first call"),
+        (lambda: wrong(mlp(), patienc=2), "unknown option 'patienc'; did you mean 'patience'"),
+        (lambda: wrong(mlp(), grad_req="add"), "set it on the parameters"),
+        (lambda: wrong(mlp(), devices=2), "each device's part"),
     ],
 )
 def test_bad_input_is_named_with_its_remedy(call: Any, message: str) -> None:
