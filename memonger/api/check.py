@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from html import escape
 from typing import TYPE_CHECKING, Collection, Dict, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
+from memonger.api.notebook import write_table
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import check_symbol, read_grad_req, read_pairs, trace
 from memonger.graph.operators.recompute import ANY, GPU, on_one_device, waits_for_devices
@@ -68,6 +70,16 @@ class CheckReport(NamedTuple):
 
     def __bool__(self) -> bool:
         return not self.differences and not self.not_finite
+
+    def __repr__(self) -> str:
+        return f"CheckReport({self})"
+
+    def _repr_html_(self) -> str:
+        if not self.differences:
+            return f"<p>{escape(str(self))}</p>"
+        head = ["step", "kind", "name", "largest difference"]
+        rows = [[str(step), kind, name, f"{d:g}"] for step, kind, name, d in self.differences[:20]]
+        return f"<p>{escape(str(self))}</p>{write_table(rows, head)}"
 
     def __str__(self) -> str:
         if self:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Iterable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from memonger.api.groups import Group, Member, find_groups
+from memonger.api.notebook import write_table
 from memonger.costs.lower_bound import find_lower_bound
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.solve.memory import Memory, measure, predict
@@ -20,10 +21,27 @@ from memonger.support.types import Int64s, Symbol
 if TYPE_CHECKING:
     from memonger.api.plan import Plan
 
+    Writer = Callable[[Sequence[str], str, Sequence["Row"]], str]
     Row = Tuple[int, str, str, str]  # bytes of tensors, what becomes of them, which they are, why
 
 SHOWN = 12  # groups of the peak that are printed
 KINDS = {FORWARD: "result", RECOMPUTED: "recomputed", BACKWARD: "gradient"}
+
+
+def _table(lines: Sequence[str], title: str, rows: Sequence[Row]) -> str:
+    """Write a table of tensors below some lines: their bytes, what becomes of them, which, why."""
+    head = ["", f"{'memory':>10}  {title:10}  of"]
+    texts = [
+        f"{format_size(n):>10}  {fate:10}  {of}{why and f' ({why})'}" for n, fate, of, why in rows
+    ]
+    return "\n".join([*lines, *head, *texts])
+
+
+def _html_table(lines: Sequence[str], title: str, rows: Sequence[Row]) -> str:
+    """Write as `_table` does, for a notebook."""
+    figures = write_table([line.split(None, 1) for line in lines])
+    cells = [(format_size(n), fate, of, why) for n, fate, of, why in rows]
+    return figures + write_table(cells, ["memory", title, "of", "why"])
 
 
 class Alive(NamedTuple):
@@ -85,6 +103,14 @@ class Explanation(NamedTuple):
         members = [Member(t.name, t.op, t.shape, t.nbytes, t.kind, t.rule) for t in self.tensors]
         return find_groups(members)
 
+    def __repr__(self) -> str:
+        peak = f"{len(self.tensors)} tensors at the peak of {format_size(self.peak_bytes)}"
+        return f"Explanation({peak})"
+
+    def _repr_html_(self) -> str:
+        groups = [(g.nbytes, g.choice, str(g), g.why) for g in self.groups[:SHOWN]]
+        return self._table(groups, _html_table)
+
     def __str__(self) -> str:
         groups = self.groups
         rows = [(g.nbytes, g.choice, str(g), g.why) for g in groups[:SHOWN]]
@@ -98,7 +124,7 @@ class Explanation(NamedTuple):
         tensors = self.tensors
         return self._table([(t.nbytes, t.kind, f"{t.op:20}  {t.name}", t.rule) for t in tensors])
 
-    def _table(self, rows: Sequence[Row]) -> str:
+    def _table(self, rows: Sequence[Row], write: Writer = _table) -> str:
         if not self.tensors and not self.pool_bytes:
             return NO_OPERATORS
         lines = [
@@ -113,16 +139,7 @@ class Explanation(NamedTuple):
             text = f"{format_size(sum(chosen))} of the peak ({share}), {len(chosen)} tensors"
             lines += [f"{title:10} {text}"] if chosen else []
         rows = [(n, kind, of, why and f"never recomputed: {why}") for n, kind, of, why in rows]
-        return _table(lines, "kind", rows)
-
-
-def _table(lines: Sequence[str], title: str, rows: Sequence[Row]) -> str:
-    """Write a table of tensors below some lines: their bytes, what becomes of them, which, why."""
-    head = ["", f"{'memory':>10}  {title:10}  of"]
-    texts = [
-        f"{format_size(n):>10}  {fate:10}  {of}{why and f' ({why})'}" for n, fate, of, why in rows
-    ]
-    return "\n".join([*lines, *head, *texts])
+        return write(lines, "kind", rows)
 
 
 def explain(
@@ -212,13 +229,22 @@ class PlanExplanation(NamedTuple):
         members = [Member(t.name, t.op, t.shape, t.nbytes, t.choice, t.why) for t in self.tensors]
         return find_groups(members)
 
+    def __repr__(self) -> str:
+        return f"PlanExplanation({len(self.tensors)} tensors)"
+
     def __str__(self) -> str:
+        return self._table(self._rows())
+
+    def _repr_html_(self) -> str:
+        return self._table(self._rows(), _html_table)
+
+    def _rows(self) -> Sequence[Row]:
         rows = []
         for g in self.groups:
             reasons = {self.tensors[k].reason for k in g.members}
             reason = reasons.pop() if len(reasons) == 1 else ""
             rows.append((g.nbytes, g.choice, str(g), ": ".join(filter(None, (g.why, reason)))))
-        return self._table(rows)
+        return rows
 
     def details(self) -> str:
         """Write the same with each tensor on a line of its own, in execution order."""
@@ -227,12 +253,12 @@ class PlanExplanation(NamedTuple):
         rows = zip(self.tensors, texts, whys)
         return self._table([(t.nbytes, t.choice, text, why) for t, text, why in rows])
 
-    def _table(self, rows: Sequence[Row]) -> str:
+    def _table(self, rows: Sequence[Row], write: Writer = _table) -> str:
         lines = []
         for choice in ("kept", "recomputed", "freed"):
             chosen = [t.nbytes for t in self.tensors if t.choice == choice]
             lines.append(f"{choice:10} {format_size(sum(chosen))}, {len(chosen)} tensors")
-        return _table(lines, "choice", rows)
+        return write(lines, "choice", rows)
 
 
 def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:

@@ -7,11 +7,13 @@ import logging
 import math
 from dataclasses import replace
 from functools import lru_cache, partial
+from html import escape
 from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from memonger.api import plot, report
+from memonger.api.notebook import write_table
 from memonger.api.plan import Plan, make_plan
 from memonger.api.report import Reported
 from memonger.graph.inputs import read_devices, read_pairs, trace
@@ -30,11 +32,19 @@ from memonger.solve.solution import (
 from memonger.solve.strategies import Strategy, search_pareto_front, search_smallest
 from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
-from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
+from memonger.support.errors import (
+    MB,
+    BudgetError,
+    MemongerError,
+    TooLargeError,
+    format_size,
+)
 from memonger.support.files import Path
 from memonger.support.types import BatchOptions, Json, Keywords, Symbol, Types, Unpack
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from memonger.solve.selection import Selector
 
 log = logging.getLogger("memonger")
@@ -65,9 +75,21 @@ class Frontier(Reported, Tuple[Plan, ...]):
             )
         return "\n".join(lines)
 
-    def plot(self, file: Path) -> None:
-        """Draw memory against the predicted time; ``file`` is as of `Plan.plot`."""
-        plot.plot_frontier(file, self)
+    def __repr__(self) -> str:
+        return f"Frontier({len(self)} plans)"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for plan in self:
+            share = 100 * plan.pool_bytes / max(1, plan.unplanned_bytes)
+            counts = str(len(plan.recomputed)), str(len(plan.copies))
+            time = f"{100 * plan.time_overhead:.1f} %"
+            rows.append([format_size(plan.pool_bytes), f"{share:.0f} %", time, *counts])
+        return write_table(rows, ["memory", "share", "added time", "recomputed", "copies"])
+
+    def plot(self, file: Path | None = None) -> Figure:
+        """Draw memory against the predicted time; ``file`` and result are as of `Plan.plot`."""
+        return plot.plot_frontier(file, self)
 
 
 @trim_heap()
@@ -94,7 +116,8 @@ def frontier(
 
     Parameters
     ----------
-    net, shapes, how, measure, ..., **input_shapes
+    net, shapes, how, measure, gpu, patience, type_dict, grad_req, ctx, ntrial, until, keep
+    recompute, devices, **input_shapes
         As `plan` takes them, but what limits or chooses one plan:
         no ``work``, ``budget``, ``slower_than``, ``budget_of``, ``optimizer``, ``planner``,
         ``rules``.
@@ -179,10 +202,22 @@ class LargestBatch(_Largest):
     _request: Callable[[int], Request]  # at a batch
     _options: Options
 
+    def __repr__(self) -> str:
+        batches = f"batch={self.batch}, unplanned_batch={self.unplanned_batch}"
+        return f"LargestBatch({batches}, plan={self.plan!r})"
+
     def __str__(self) -> str:
-        fits = f"a batch of {self.batch} fits with a plan, of {self.unplanned_batch} without"
+        return f"{self._fits}\n{self.plan}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self._fits)}</p>{self.plan._repr_html_()}"
+
+    @property
+    def _fits(self) -> str:
+        """Which batch fits with a plan, and without."""
         budget = self._options.budget
-        return f"{fits}{budget.beside if budget else ''}\n{self.plan}"
+        fits = f"a batch of {self.batch} fits with a plan, of {self.unplanned_batch} without"
+        return fits + (budget.beside if budget else "")
 
     def report(self, file: Path, *, network: str = "net-symbol.json") -> None:
         """Write a page of the plan, and of the samples a second to hope for at smaller batches.

@@ -15,6 +15,7 @@ import numpy as np
 
 from memonger.api import plot
 from memonger.api.explain import PlanExplanation, explain_choices
+from memonger.api.notebook import write_table
 from memonger.api.report import Reported
 from memonger.costs.time.times import find_times
 from memonger.graph import inputs, marks
@@ -34,6 +35,9 @@ from memonger.support.removed import refuse_removed
 from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Json, Symbol
 from memonger.support.versions import json_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 log = logging.getLogger("memonger")
 
@@ -158,8 +162,19 @@ class Plan(Reported):
             explanation = PlanExplanation(())
         return self._describe(explanation)
 
+    def _repr_html_(self) -> str:
+        try:
+            explanation = self.explain()
+        except MemongerError:  # as above
+            explanation = PlanExplanation(())
+        return write_table([*self._lines(explanation).items()])
+
     def _describe(self, explanation: PlanExplanation) -> str:
         """Describe the plan, of which this is the explanation, as ``print`` does."""
+        return "\n".join(f"{name:10} {text}" for name, text in self._lines(explanation).items())
+
+    def _lines(self, explanation: PlanExplanation) -> dict[str, str]:
+        """Describe the plan, a text for each name; those of many lines are indented."""
         chosen = [group for group in explanation.groups if group.choice != "freed"][:GROUPS]
         fates = [g.choice + (f" ({g.why})" if g.why else "") for g in chosen]
         groups = [f"{g}: {fate}, {format_size(g.nbytes)}" for g, fate in zip(chosen, fates)]
@@ -200,7 +215,7 @@ class Plan(Reported):
             + ("; the search was interrupted" if self.interrupted else ""),
             "for": self.request.devices + (rounding if self.request.device_type == "gpu" else ""),
         }
-        return "\n".join(f"{name:10} {text}" for name, text in lines.items() if text)
+        return {name: text for name, text in lines.items() if text}
 
     def _chosen(self) -> dict[str, str]:
         """Describe what the user chose by name, and which of it could not be."""
@@ -227,13 +242,19 @@ class Plan(Reported):
         """
         return explain_choices(self, self._memory)
 
-    def plot(self, file: files.Path) -> None:
+    def plot(self, file: files.Path | None = None) -> Figure:
         """Draw memory over the training step, without the plan and with it.
 
         Parameters
         ----------
-        file : str or path
+        file : str or path, optional
             A picture of 1200 by 800 pixels if it ends in ``.png``; ``.svg`` and ``.pdf`` too.
+            Without it nothing is written.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it.
 
         Raises
         ------
@@ -244,7 +265,7 @@ class Plan(Reported):
             f"without a plan: a pool of {format_size(self.unplanned_bytes)}": self._unplanned,
             f"with the plan: a pool of {format_size(self.pool_bytes)}": self._memory,
         }
-        plot.plot_memory(file, panels)
+        return plot.plot_memory(file, panels)
 
     def predict_time(self, measure: bool = False) -> float:
         """Return the time that the plan is predicted to add to a training step.

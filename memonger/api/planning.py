@@ -218,7 +218,8 @@ def search_plan(
     ----------
     sym : mx.sym.Symbol
         The network.
-    ntrial, type_dict, ..., **input_shapes
+    ntrial, type_dict, shapes, how, work, budget, slower_than, budget_of, optimizer, measure, gpu
+    patience, grad_req, ctx, planner, until, keep, recompute, devices, rules, **input_shapes
         As `plan` takes them, but by default with ``how='marks'``; with shapes of inputs by name:
         ``data=(32, 3, 224, 224)``.
 
@@ -313,7 +314,8 @@ def search_plan_to_layer(
         As ``until`` of `plan`; by default the whole network is planned.
     threshold : int
         MiB; those copies start their search there. It has no effect here, where none is needed.
-    ntrial, type_dict, ..., **input_shapes
+    ntrial, type_dict, shapes, how, work, budget, slower_than, budget_of, optimizer, measure, gpu
+    patience, grad_req, ctx, planner, keep, recompute, devices, rules, **input_shapes
         As `search_plan` takes them.
 
     Returns

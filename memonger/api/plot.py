@@ -31,7 +31,7 @@ STYLE: dict[str, object] = {"font.size": 12, "axes.titlesize": 14, "axes.titlelo
 STYLE.update({"axes.spines.right": False, "axes.spines.top": False, "legend.frameon": False})
 
 
-def plot_memory(file: files.Path, panels: Mapping[str, Memory]) -> None:
+def plot_memory(file: files.Path | None, panels: Mapping[str, Memory]) -> Figure:
     """Draw memory over the training step, a panel for each title."""
     with _picture(file) as figure:
         rows = np.atleast_1d(figure.subplots(len(panels), 1, sharey=True))
@@ -43,6 +43,7 @@ def plot_memory(file: files.Path, panels: Mapping[str, Memory]) -> None:
         rows[-1].set_xlabel("operators of one training step, in the order in which they run")
         figure.legend(*rows[0].get_legend_handles_labels(), loc="upper center", ncol=len(COLOURS))
         figure.tight_layout(rect=(0, 0, 1, 0.96))
+    return figure
 
 
 def _panel(axes: Axes, memory: Memory) -> None:
@@ -66,7 +67,7 @@ def _panel(axes: Axes, memory: Memory) -> None:
     axes.set_xlim(0, max(1, len(places) - 1))
 
 
-def plot_frontier(file: files.Path, plans: Sequence[Plan]) -> None:
+def plot_frontier(file: files.Path | None, plans: Sequence[Plan]) -> Figure:
     """Draw Pareto-optimal Plans: the memory of their pools against the time that each adds."""
     x = np.array([plan.pool_bytes for plan in plans]) / MB
     y = np.array([100 * plan.time_overhead for plan in plans])
@@ -92,16 +93,21 @@ def plot_frontier(file: files.Path, plans: Sequence[Plan]) -> None:
         shares.set_xlabel("of the memory without a plan (%)")
         axes.grid(color="0.9")
         figure.tight_layout()
+    return figure
 
 
-def check_picture(file: files.Path) -> str:
-    """Check that a picture can be written, before a long search; return its kind, such as 'png'."""
+def _check_matplotlib() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise MemongerError(
             "pictures need matplotlib, which is not installed: pip install matplotlib"
         ) from None
+
+
+def check_picture(file: files.Path) -> str:
+    """Check that a picture can be written, before a long search; return its kind, such as 'png'."""
+    _check_matplotlib()
     name = os.fsdecode(file)
     kind = os.path.splitext(name)[1][1:].lower()
     if kind not in ("png", "svg", "pdf"):
@@ -111,13 +117,16 @@ def check_picture(file: files.Path) -> str:
 
 
 @contextlib.contextmanager
-def _picture(file: files.Path) -> Iterator[Figure]:
-    """Yield an empty picture, and write it to a file when it is drawn."""
-    content, kind = io.BytesIO(), check_picture(file)
+def _picture(file: files.Path | None) -> Iterator[Figure]:
+    """Yield an empty picture, and write it to a file, if there is one, when it is drawn."""
+    _check_matplotlib()
+    content, kind = io.BytesIO(), check_picture(file) if file is not None else ""
     import matplotlib.figure
 
     with matplotlib.rc_context(STYLE):
         figure = matplotlib.figure.Figure(figsize=(12, 8), dpi=100)  # 1200 x 800 pixels
         yield figure
-        figure.savefig(content, format=kind)
-    files.write(file, content.getvalue())
+        if file is not None:
+            figure.savefig(content, format=kind)
+    if file is not None:
+        files.write(file, content.getvalue())

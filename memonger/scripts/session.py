@@ -79,6 +79,11 @@ LEAVE_BELOW = 64 * MB
 ASKING = ("how", "budget", "keep", "recompute")
 EQUAL = "equal: "  # with which a CheckReport without a difference begins
 
+NOTHING = (
+    "this process bound no network for gradients and recorded no hybridized block; call "
+    "hybridize() on Gluon's blocks, and run what spawned children execute by a command of its own"
+)
+
 _active: Session | None = None
 
 
@@ -141,11 +146,13 @@ class Session:
         plan_binds(None)
         plan_others(None)
         try:
-            if self.plans and os.getpid() == self._process:  # not in a child of os.fork
+            is_child = os.getpid() != self._process  # of os.fork
+            if not self.plans and self.command and not is_child:
+                self._log_nothing()
+            elif self.plans and not is_child:
                 largest = max(self.plans, key=lambda plan: plan.unplanned_bytes)
-                figures = self._figures(largest)
-                text = "%d planned, the largest %s; %.1f s to plan"
-                log.info(text, len(self.plans), figures, self._seconds)
+                text = "%s the largest %s; %.1f s to plan"
+                log.info(text, self._counted(), self._figures(largest), self._seconds)
                 if self._report is not None:
                     try:
                         name, budget = self._networks[largest]
@@ -342,6 +349,27 @@ class Session:
             log.info("%s, checked: %s", name, report)
         else:
             raise MemongerError(f"its plan computes something else: {report}")
+
+    def _counted(self) -> str:
+        """Count the networks that were planned, and sum what they take, if there are many."""
+        planned = [plan for plan in self.plans if plan.pool_bytes < plan.unplanned_bytes]
+        if len(self.plans) == 1:
+            return f"{len(planned)} planned,"
+        before, after = (
+            format_size(sum(sizes))
+            for sizes in zip(*[(plan.unplanned_bytes, plan.pool_bytes) for plan in self.plans])
+        )
+        return f"{len(planned)} of {len(self.plans)} planned, {before} -> {after} in all;"
+
+    def _log_nothing(self) -> None:
+        """Log that nothing was planned, and why; with a budget it is a warning."""
+        budget = self._options.get("budget")
+        if budget is not None:
+            log.warning(
+                "nothing was planned, so the budget of %s does not hold: %s", budget, NOTHING
+            )
+        else:
+            log.info("nothing was planned: %s", NOTHING)
 
 
 def _name_of(symbol: Symbol) -> str:

@@ -199,6 +199,26 @@ def test_what_a_script_trains_is_planned(tmp_path: Path) -> None:
     assert " --how=schedule " in command and " --patience=0.01 " in command
 
 
+def test_the_end_tells_what_was_planned_of_all(tmp_path: Path) -> None:
+    """With sums; and why nothing was, where nothing was: with a budget, as a warning."""
+    (tmp_path / "none.py").write_text("import mxnet\n")
+    (tmp_path / "two.py").write_text(
+        "import mxnet as mx\nfrom modules import SHAPES, net\n"
+        "bound = [net().simple_bind(mx.cpu(), **SHAPES)]\n"
+        "bound += [mx.sym.sin(mx.sym.var('x')).simple_bind(mx.cpu(), x=(2, 3))]\n"
+    )
+    run = ["-m", "memonger", "run", "--no-cache", "--patience", "0.01"]
+    why = "this process bound no network for gradients and recorded no hybridized block; call"
+    *_, log = ended(*run, "none.py", folder=tmp_path)
+    assert log.startswith(f"memonger: nothing was planned: {why} hybridize() on Gluon's blocks")
+    *_, log = ended(*run, "--budget", "1GB", "none.py", folder=tmp_path)
+    said = f"memonger: nothing was planned, so the budget of 1GB does not hold: {why}"
+    assert log.startswith(said)
+    *_, log = ended(*run, "--how", "schedule", "two.py", folder=tmp_path)
+    last = log.splitlines()[-1]
+    assert re.match(r"memonger: 1 of 2 planned, 1\.6 MiB -> .* KiB in all; the largest 1\.6", last)
+
+
 ENDS = """
 import os, shutil, sys
 import mxnet as mx
@@ -225,11 +245,11 @@ def test_the_end_is_told_once_and_the_status_is_the_scripts(tmp_path: Path) -> N
     (tmp_path / "pages").mkdir()
     run = ["-m", "memonger", "run", "--no-cache", "--patience", "0.01", "--report"]
     status, _, log = ended(*run, "page.html", "ends.py", folder=tmp_path)
-    assert status == 5 and log.count("1 planned, the largest") == 1
+    assert status == 5 and log.count("0 planned, the largest") == 1
     assert [*tmp_path.rglob("*.html")] == [tmp_path / "page.html"]
     (tmp_path / "scratch").rmdir()
     status, _, log = ended(*run, "pages/page.html", "ends.py", "pages", folder=tmp_path)
-    assert status == 5 and log.count("1 planned, the largest") == 1
+    assert status == 5 and log.count("0 planned, the largest") == 1
     last = log.splitlines()[-1]
     assert re.match("memonger: the report is not written: .* there is no folder", last)
 

@@ -1,0 +1,74 @@
+"""What a notebook shows of a result: a table of HTML, a short line, a figure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import memonger
+import mxnet as mx
+import pytest
+
+SHAPES = {"data": (4096, 64)}
+
+
+def net() -> Any:
+    x = mx.sym.var("data")
+    for k in range(8):
+        x = mx.sym.tanh(mx.sym.FullyConnected(x, num_hidden=64, name=f"<fc{k}>"))
+    return mx.sym.SoftmaxOutput(x, name="softmax")
+
+
+def cells(page: str) -> list[list[str]]:
+    """The cells of all rows of all tables."""
+    rows = re.findall(r"<tr>(.*?)</tr>", page)
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
+
+
+def test_a_plan_is_a_table_of_what_is_printed() -> None:
+    plan = memonger.plan(net(), SHAPES, patience=0.02)
+    shown = dict(cells(plan._repr_html_()))
+    printed = str(plan).splitlines()
+    assert shown["before"] in printed[0] and shown["before"].endswith("without a plan")
+    assert {*shown} == {line.split()[0] for line in printed if line[0] != " "}
+    assert "&lt;fc" in plan._repr_html_() and "<fc" not in plan._repr_html_()
+
+
+def test_a_frontier_is_a_table_of_its_plans() -> None:
+    plans = memonger.frontier(net(), SHAPES, points=3, patience=0.02)
+    head, *rows = cells(plans._repr_html_())
+    assert head == ["memory", "share", "added time", "recomputed", "copies"]
+    assert [row[3] for row in rows] == [str(len(plan.recomputed)) for plan in plans]
+    assert repr(plans) == f"Frontier({len(plans)} plans)"
+
+
+def test_the_largest_batch_is_a_line_and_a_plan() -> None:
+    found = memonger.largest_batch(net(), {"data": (None, 64)}, "9MB", patience=0.02)
+    assert f"<p>a batch of {found.batch} fits with a plan, of" in found._repr_html_()
+    assert found.plan._repr_html_() in found._repr_html_()
+    assert len(repr(found)) < 250
+
+
+def test_explanations_are_figures_and_a_table_of_tensors() -> None:
+    explanation = memonger.explain(net(), SHAPES)
+    rows = cells(explanation._repr_html_())
+    assert rows[0][0] == "pool" and ["memory", "kind", "of", "why"] in rows
+    assert re.fullmatch(r"Explanation\(\d+ tensors at the peak of .*\)", repr(explanation))
+    choices = memonger.plan(net(), SHAPES, patience=0.02).explain()
+    assert ["memory", "choice", "of", "why"] in cells(choices._repr_html_())
+    assert repr(choices) == f"PlanExplanation({len(choices.tensors)} tensors)"
+
+
+def test_a_check_that_fails_is_a_table_of_differences() -> None:
+    right, wrong = net(), mx.sym.load_json(net().tojson().replace('"tanh"', '"sigmoid"', 1))
+    shapes = {"data": (4, 64)}
+    assert memonger.check(right, right, shapes)._repr_html_().startswith("<p>equal: ")
+    report = memonger.check(right, wrong, shapes)
+    assert ["step", "kind", "name", "largest difference"] in cells(report._repr_html_())
+    assert repr(report).startswith("CheckReport(") and len(repr(report)) < 250
+
+
+def test_a_plot_without_a_file_is_a_figure() -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    assert isinstance(memonger.plan(net(), SHAPES, patience=0.02).plot(), figure)
+    assert isinstance(memonger.frontier(net(), SHAPES, points=2, patience=0.02).plot(), figure)
