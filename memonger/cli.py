@@ -196,7 +196,22 @@ def _batch(network: Symbol, options: Namespace) -> int:
             largest.report(options.report, network=options.network)
     finally:
         _deliver(options, largest, largest.plan)
+    if not options.json and options.output is None:
+        print(f"next       {_next_command(options, largest.batch)}")
     return OK
+
+
+def _next_command(options: Namespace, batch: int) -> str:
+    """Write the command that plans the network of ``memonger batch`` at the batch that it found."""
+    words, drops = ["memonger", "plan"], False
+    for word in options.words[1:]:
+        if not drops and not word.startswith("--report"):
+            is_shape = words[-1] == "--shape" or word.startswith("--shape=")
+            words.append(re.sub(r"\bN\b", str(batch), word) if is_shape else word)
+        drops = word == "--report"
+    if str(getattr(options, "ctx", "")).startswith("gpu") and not hasattr(options, "budget_of"):
+        words += ["--budget-of", "device"]  # the default of ``batch`` alone
+    return shlex.join(words)
 
 
 def _explain(network: Symbol, options: Namespace) -> int:

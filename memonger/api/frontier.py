@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("memonger")
 
 FIRST_BATCH = 8  # with whose smallest plan the largest batch is predicted
+OF_A_CARD = (  # how a budget bounds a whole card
+    "for a card of that size: --ctx gpu --gpu T4 --optimizer sgd,momentum=0.9 (in Python: "
+    "ctx='gpu', gpu='T4', optimizer=('sgd', {'momentum': 0.9}))"
+)
 QUARTERS = 4  # steps of a report up to the batch that fits without a plan, and beyond it
 
 
@@ -210,14 +214,24 @@ class LargestBatch(_Largest):
         return f"{self._fits}\n{self.plan}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self._fits)}</p>{self.plan._repr_html_()}"
+        lines = "<br>".join(map(escape, self._fits.splitlines()))
+        return f"<p>{lines}</p>{self.plan._repr_html_()}"
 
     @property
     def _fits(self) -> str:
-        """Which batch fits with a plan, and without."""
-        budget = self._options.budget
+        """Which batch fits with a plan, and without, into what; and if that is less than a card."""
+        budget, plan = self._options.budget, self.plan
         fits = f"a batch of {self.batch} fits with a plan, of {self.unplanned_batch} without"
-        return fits + (budget.beside if budget else "")
+        if budget is None:
+            return fits
+        size = format_size(int(budget.amount))
+        if budget.of == "device":
+            return f"{fits}, into {size} of the whole device{budget.beside}"
+        fits += f", into {size} of MXNet's pool"
+        if plan.device_bytes <= budget.amount:
+            return fits
+        taken = f"{format_size(plan.device_bytes)} of the device are taken, more than {size}"
+        return f"{fits}\ncard       {taken}; {OF_A_CARD}"
 
     def report(self, file: Path, *, network: str = "net-symbol.json") -> None:
         """Write a page of the plan, and of the samples a second to hope for at smaller batches.

@@ -177,8 +177,27 @@ def test_batch_tells_and_writes_the_largest(net: Any, capsys: Any, tmp_path: Pat
     status, printed, _ = run(capsys, *arguments, "--how", "marks", "--report", page)
     fits = f"a batch of {largest.batch} fits with a plan, of {largest.unplanned_batch} without"
     assert status == 0 and printed.startswith(fits)
-    assert printed.endswith(data_of(page)["plans"][0]["text"] + "\n")
+    shown, last = data_of(page)["plans"][0]["text"], printed.splitlines()[-1]
+    assert printed.endswith(f"{shown}\n{last}\n")
+    shapes = " ".join(OPEN).replace("N", str(largest.batch))
+    assert last == f"next       memonger plan {file} {shapes} --budget 10MB --how marks"
     assert data_of(page)["batches"][-1]["batch"] == largest.batch
+
+
+def test_batch_tells_what_its_budget_bounds(net: Any, capsys: Any) -> None:
+    """The pool; and how to bound a card, where the device takes more. Or a card."""
+    _, printed, _ = run(capsys, "batch", net[2], *OPEN, "--budget", "10MB", "--patience", "0.02")
+    first, second, *_ = printed.splitlines()
+    assert first.endswith(" without, into 9.5 MiB of MXNet's pool")
+    card = "for a card of that size: --ctx gpu --gpu T4 --optimizer sgd,momentum=0.9 (in Python: "
+    assert second.startswith("card       ")
+    assert f" of the device are taken, more than 9.5 MiB; {card}" in second
+    of_card = ("--budget", "2GB", "--ctx", "gpu", "--gpu", "T4", "--patience", "0.02")
+    _, printed, _ = run(capsys, "batch", net[2], *OPEN, *of_card)
+    first, second, *_, last = printed.splitlines()
+    assert ", into 1907.3 MiB of the whole device; 1024.0 MiB of a GPU are left to CUDA" in first
+    assert not second.startswith("card")
+    assert last.endswith(" --ctx gpu --gpu T4 --patience 0.02 --budget-of device")
 
 
 ON_DEVICE = ("--budget", "20MB", "--budget-of", "device", "--optimizer", "adam")
