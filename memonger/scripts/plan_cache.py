@@ -29,8 +29,11 @@ MAX_BYTES = 2**28  # of all plans; those that were not used for longest go
 PRIVATE = 0o700  # the mode of a new folder
 
 
-def file_of(request: Request, options: Options) -> Path:
-    """Name the file of a plan."""
+def file_of(request: Request, options: Options) -> Path | None:
+    """Name the file of a plan; None for a user without a home."""
+    folder = cache.folder()
+    if folder is None:
+        return None
     timed_on = request.find_timing_device(options.gpu, options.measure)
     parts = [
         fingerprint(request, options),
@@ -42,7 +45,7 @@ def file_of(request: Request, options: Options) -> Path:
         _installed(),
     ]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    return cache.folder() / "plans" / f"{digest}.json"
+    return folder / "plans" / f"{digest}.json"
 
 
 @functools.lru_cache(None)
@@ -87,9 +90,11 @@ def write(file: Path, plan: Plan) -> None:
 
 
 def _check_owned(folder: Path) -> None:
-    """Refuse a folder to which others can write."""
+    """Refuse a folder that is another user's, or to which others can write."""
     status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_uid != os.getuid():
+        raise MemongerError(f"the folder {str(folder)!r} is another user's")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise MemongerError(f"others can write to the folder {str(folder)!r}")
 
 

@@ -284,6 +284,8 @@ class Session:
     @trim_heap()
     def _kept_or_new(self, request: Request, options: Options) -> Plan:
         file = plan_cache.file_of(request, options) if self._cache else None
+        if self._cache and file is None:
+            self._tell_unkept("this user has no home folder")
         plan = plan_cache.read(file, request) if file is not None else None
         if plan is None:
             plan = replace(make_plan(solve(request, options)))  # a copy, without its large replay
@@ -296,10 +298,14 @@ class Session:
         try:
             plan_cache.write(file, plan)
         except MemongerError as error:
-            if not self._unkept:
-                text = "plans are not kept for the next start: %s; MEMONGER_CACHE names the folder"
-                log.warning(text, error)
-            self._unkept = True
+            self._tell_unkept(str(error))
+
+    def _tell_unkept(self, reason: str) -> None:
+        """Warn, once, that plans are not kept."""
+        if not self._unkept:
+            text = "plans are not kept for the next start: %s; MEMONGER_CACHE names the folder"
+            log.warning(text, reason)
+        self._unkept = True
 
     def _figures(self, plan: Plan) -> str:
         """Write the memory that the budget bounds, and the time that a plan adds."""

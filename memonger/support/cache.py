@@ -52,7 +52,12 @@ def forget() -> None:
         cache._values.clear()
 
 
-def folder() -> Path:
-    """Return ``MEMONGER_CACHE`` if it is set, otherwise ``memonger`` in the user's cache folder."""
+def folder() -> Path | None:
+    """Return ``MEMONGER_CACHE`` if it is set, otherwise ``memonger`` in the user's cache folder.
+
+    It is None for a user without a home, as some containers have.
+    """
+    if os.environ.get("MEMONGER_CACHE"):
+        return Path(os.environ["MEMONGER_CACHE"])
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("MEMONGER_CACHE") or Path(user) / "memonger")
+    return None if user.startswith("~") else Path(user) / "memonger"

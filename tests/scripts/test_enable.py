@@ -481,21 +481,43 @@ def test_plans_are_kept_for_the_next_process(folder: Path, monkeypatch: Any) -> 
     assert start().recomputed == first.recomputed and is_taken()
 
 
-@pytest.mark.parametrize("obstacle", ["a file", "a folder that others can write to"])
+#: What is in the way, and how it is told.
+OBSTACLES = {
+    "a file": "cannot be made",
+    "others write": "others can write to the folder",
+    "another user": "is another user's",
+    "no home": "this user has no home folder; MEMONGER_CACHE names the folder",
+}
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_where_plans_cannot_be_kept_a_line_says_so_once(
-    obstacle: str, folder: Path, capfd: Any
+    obstacle: str, folder: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if obstacle == "a file":
         folder.touch()
+    elif obstacle == "no home":
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("MEMONGER_CACHE")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setenv("HOME", "~")
     else:
-        folder.mkdir()
-        folder.chmod(0o777)
+        folder.mkdir(mode=0o700)
+        if obstacle == "others write":
+            folder.chmod(0o777)
+        else:
+            monkeypatch.setattr(os, "getuid", lambda: 12345)
     with memonger.enable() as session:
         for batch in (16, 32):
             net().simple_bind(mx.cpu(), data=(batch, *SHAPES["data"][1:]))
     log = capfd.readouterr().err
     assert len(session.plans) == 2 and log.count("plans are not kept for the next start: ") == 1
-    assert repr(str(folder)) in log and (folder.is_file() or not list(folder.iterdir()))
+    assert OBSTACLES[obstacle] in log and not (tmp_path / "~").exists()
+    assert (
+        obstacle == "no home"
+        or repr(str(folder)) in log
+        and (folder.is_file() or not list(folder.iterdir()))
+    )
 
 
 def test_kept_plans_have_bounds(folder: Path) -> None:

@@ -140,6 +140,8 @@ def test_the_cache_folder_is_the_first_of_three_settings(monkeypatch: pytest.Mon
     assert cache.folder() == Path("/b/memonger")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache.folder() == Path("/c/.cache/memonger")
+    monkeypatch.setenv("HOME", "~")  # as Python leaves it for a user that no one knows
+    assert cache.folder() is None
 
 
 # -- environment variables that are set for a bind ------------------------------------------------
