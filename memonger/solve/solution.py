@@ -362,7 +362,10 @@ def _judge(strategy: Strategy, solution: Solution) -> Solution:
             return replace(other, costs={**solution.costs, **other.costs})
         reasons.append(f"save {100 * saved:.0f} % of the memory for {100 * added:.0f} % more time")
     none = _confirm(strategy, strategy.make_no_plan())
-    text = f"the smallest {strategy.noun} would {reasons[0]}"
+    rule = (
+        f"{100 * WORTHWHILE_SAVING:.0f} %, and as large a share of memory as of time, is required"
+    )
+    text = f"the smallest {strategy.noun} would {reasons[0]}; {rule}"
     return replace(none, costs={**solution.costs, **none.costs}, declined=text)
 
 

@@ -99,6 +99,7 @@ def test_auto_takes_no_plan_that_is_not_worth_its_time() -> None:
     plan = memonger.plan(symbol, shapes, how="auto")
     assert not plan.recomputed and plan.time_overhead == 0
     assert f"save {100 * saved:.0f} %" in plan.declined and plan.declined in str(plan)
+    assert plan.declined.endswith("; 10 %, and as large a share of memory as of time, is required")
     assert plan.is_used == (plan.pool_bytes <= 0.9 * plan.unplanned_bytes)
 
 
