@@ -3,6 +3,8 @@
 A folder of ``PYTHONPATH`` may have a ``memonger.py``: a clone of the original has one.
 """
 
+# PYTHON_ARGCOMPLETE_OK  (read by argcomplete, which completes words in a shell)
+
 from __future__ import annotations
 
 import importlib.util

@@ -104,6 +104,11 @@ def _run(options: Namespace, begin: Callable[[], object]) -> int:
 def _parse(arguments: Sequence[str]) -> Namespace:
     """Parse the arguments; variables such as MEMONGER_BUDGET hold options of ``run`` too."""
     words, parser = [*arguments], _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks how a word may go on
+        with contextlib.suppress(ImportError):
+            import argcomplete
+
+            argcomplete.autocomplete(parser)
     if not words:
         parser.error(f"a verb is needed: run, {', '.join(VERBS)}")
     try:

@@ -184,6 +184,17 @@ def test_batch_tells_and_writes_the_largest(net: Any, capsys: Any, tmp_path: Pat
     assert data_of(page)["batches"][-1]["batch"] == largest.batch
 
 
+def test_a_shell_completes_options(tmp_path: Path) -> None:
+    pytest.importorskip("argcomplete")
+    line, out = "memonger plan net.json --bud", tmp_path / "words"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    asked.update(_ARGCOMPLETE_STDOUT_FILENAME=str(out), _ARGCOMPLETE_IFS="\n")
+    root = str(Path(memonger.__file__).parents[1])
+    environment = {**os.environ, **asked, "PYTHONPATH": root}
+    subprocess.run([sys.executable, "-m", "memonger"], env=environment, check=True)
+    assert out.read_text().split() == ["--budget", "--budget-of"]
+
+
 def test_batch_tells_what_its_budget_bounds(net: Any, capsys: Any) -> None:
     """The pool; and how to bound a card, where the device takes more. Or a card."""
     _, printed, _ = run(capsys, "batch", net[2], *OPEN, "--budget", "10MB", "--patience", "0.02")
