@@ -72,6 +72,7 @@ network, plan = memonger.load(sys.argv[1]), memonger.load_plan(sys.argv[2])
 grad_req = plan.request.grad_req
 print(memonger.check(network, plan.symbol, shapes, type_dict=types, ctx=ctx, grad_req=grad_req))
 """
+TOLD = 5  # networks that are told one by one
 SILENCE = 2.0  # seconds of planning, after which a line says what is being planned
 #: Bytes without a plan. Planning, and running by a plan, takes more of a process than the pool of a
 #: smaller network. An option that asks for a plan plans it all the same.
@@ -266,7 +267,10 @@ class Session:
         self.plans.append(plan)
         self._networks[plan] = name, options.budget
         self._seconds += seconds
-        log.info("%s: %s; planned in %.1f s", place, self._figures(plan), seconds)
+        if len(self.plans) <= TOLD:
+            log.info("%s: %s; planned in %.1f s", place, self._figures(plan), seconds)
+        elif len(self.plans) == TOLD + 1:
+            log.info("more networks are planned; the end tells of all")
         return plan
 
     @contextlib.contextmanager
@@ -409,7 +413,8 @@ def enable(
     gradients, at the shapes, types and devices of the bind, and the graphs of Gluon's hybridized
     blocks. Symbols, files and binds for inference stay as they are. So do networks that are planned
     already, or have marks of their own, and those that take less than 64 MiB without a plan, unless
-    ``how``, ``budget``, ``keep`` or ``recompute`` is given. Each bind logs a line on stderr.
+    ``how``, ``budget``, ``keep`` or ``recompute`` is given. The first five
+    log a line each on stderr.
 
     Parameters
     ----------

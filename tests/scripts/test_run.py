@@ -216,6 +216,13 @@ def test_the_end_tells_what_was_planned_of_all(tmp_path: Path) -> None:
     assert log.startswith(said)
     *_, log = ended(*run, "--how", "schedule", "two.py", folder=tmp_path)
     last = log.splitlines()[-1]
+    many = "import mxnet as mx\nfor n in range(2, 10):\n    x = mx.sym.sin(mx.sym.var('x'))\n"
+    (tmp_path / "many.py").write_text(many + "    x.simple_bind(mx.cpu(), x=(n, 3))\n")
+    *_, told = ended(*run, "many.py", folder=tmp_path)
+    lines = told.splitlines()
+    assert [" on cpu(0)" in line for line in lines] == 5 * [True] + 2 * [False]
+    assert lines[5] == "memonger: more networks are planned; the end tells of all"
+    assert lines[6].startswith("memonger: 0 of 8 planned, ")
     assert re.match(r"memonger: 1 of 2 planned, 1\.6 MiB -> .* KiB in all; the largest 1\.6", last)
 
 
