@@ -16,14 +16,20 @@ import sys
 from types import FrameType
 from typing import Callable, NoReturn
 
-from memonger.support.errors import INTERRUPTED, MISTAKE
+from memonger.support.errors import INTERRUPTED, STOPPED
 
 
 def end(*_: object) -> NoReturn:
     """End the process as one that was interrupted."""
     with contextlib.suppress(OSError):
         os.write(2, f"memonger: {INTERRUPTED}\n".encode())
-    os._exit(MISTAKE)
+    os._exit(STOPPED)
+
+
+def interrupt(*_: object) -> NoReturn:
+    """Raise KeyboardInterrupt; a second Ctrl-C ends the process at once, even in MXNet's code."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def exchange(handler: object, other: Callable[[int, FrameType | None], object]) -> None:
@@ -37,11 +43,10 @@ def run() -> None:
     exchange(signal.default_int_handler, end)
     from memonger.cli import main
 
-    begin = functools.partial(exchange, end, signal.default_int_handler)
-    if sys.argv[1:2] == ["run"]:
-        sys.exit(main(begin=begin))  # a script ends as under Python itself
+    if sys.argv[1:2] == ["run"]:  # a script ends as under Python itself
+        sys.exit(main(begin=functools.partial(exchange, end, signal.default_int_handler)))
     try:
-        status = main(begin=begin)
+        status = main(begin=functools.partial(exchange, end, interrupt))
     except SystemExit as error:
         status = int(error.code or 0)
     except KeyboardInterrupt:

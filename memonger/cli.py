@@ -1,8 +1,9 @@
 """The command ``memonger``, for scripts, and for networks that are in a ``-symbol.json`` file.
 
 Every verb but ``run`` is a public function of the package. The exit status is 0 if all is well, 1
-if ``check`` finds a difference or nothing fits the budget, and 2 for a mistake, which one line on
-stderr names. The result of a search is printed even if its files cannot be written.
+if ``check`` finds a difference or nothing fits the budget, 2 for a mistake, which one line on
+stderr names, and 130 after Ctrl-C; the line says what was written. The result of a search is
+printed even if its files cannot be written.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import memonger
 from memonger import BudgetError, MemongerError
 from memonger.solve.options import OPTIONS, flag_of, options_of, read_amount, variable_of
 from memonger.support import files
-from memonger.support.errors import INTERRUPTED, MISTAKE, mxnet_message
+from memonger.support.errors import INTERRUPTED, MISTAKE, STOPPED, mxnet_message
 from memonger.support.removed import refuse_removed
 from memonger.support.types import Json, Keywords, Symbol
 
@@ -65,8 +66,8 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
         text, status = str(error), NO if isinstance(error, BudgetError) else MISTAKE
     except MemoryError as error:
         text = f"out of host memory: {error}"
-    except KeyboardInterrupt:
-        text = INTERRUPTED
+    except KeyboardInterrupt as stop:
+        text, status = str(stop) or INTERRUPTED, STOPPED
     except Exception as error:
         if type(error).__name__ != "MXNetError":
             raise
@@ -158,7 +159,8 @@ def _plan(network: Symbol, options: Namespace) -> int:
                 network, plan.symbol, spec.shapes, type_dict=spec.types, ctx=ctx
             )
     except KeyboardInterrupt:
-        raise MemongerError("interrupted before the plan was checked") from None
+        where = f"; it is written to {options.output!r}" if options.output is not None else ""
+        raise KeyboardInterrupt(f"interrupted before the plan was checked{where}") from None
     finally:
         text, data = str(plan), _as_data(plan)
         if report is not None:
@@ -180,14 +182,22 @@ def _report(network: Symbol, options: Namespace) -> int:
     def without(*names: str) -> Keywords:
         return {k: v for k, v in keywords.items() if k not in names}
 
-    others = [*memonger.frontier(network, **without("work", "slower_than", *LIMIT))]
+    stopped = KeyboardInterrupt(f"interrupted before {options.output!r} was written")
+    frontier = memonger.frontier(network, **without("work", "slower_than", *LIMIT))
+    if frontier.interrupted:
+        raise stopped
+    others = [*frontier]
     plan = memonger.plan(network, **without("points"))
     if "mirror_stage" in network.tojson():  # marks for the original's planner
         usual = without("how", "work", "slower_than", "points", *LIMIT)
         others.append(memonger.plan(network, planner="chen2016", **usual))
     limit = {k: v for k, v in keywords.items() if k in LIMIT and v != "knee"}
     try:
+        if plan.interrupted:
+            raise KeyboardInterrupt
         plan.report(options.output, others=others, network=options.network, **limit)
+    except KeyboardInterrupt:
+        raise stopped from None
     finally:
         print(json.dumps(_as_data(plan), indent=2) if options.json else plan)
     return OK
@@ -199,6 +209,8 @@ def _batch(network: Symbol, options: Namespace) -> int:
     try:
         if options.report is not None:
             largest.report(options.report, network=options.network)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted before {options.report!r} was written") from None
     finally:
         _deliver(options, largest, largest.plan)
     if not options.json and options.output is None:
@@ -222,15 +234,17 @@ def _next_command(options: Namespace, batch: int) -> str:
 def _explain(network: Symbol, options: Namespace) -> int:
     """List the tensors of the peak, or what a plan does with each tensor."""
     explanation: memonger.PlanExplanation | memonger.Explanation
+    plan = None
     if options.plan:
-        explanation = memonger.plan(network, **_keywords(options)).explain()
+        plan = memonger.plan(network, **_keywords(options))
+        explanation = plan.explain()
     else:
         for name in OPTIONS:
             if name in vars(options) and name not in EXPLAINED:
                 raise MemongerError(f"{flag_of(name)} is for a plan; give --plan too")
         explanation = memonger.explain(network, **_keywords(options))
     text = explanation.details() if options.details else str(explanation)
-    return _deliver(options, text, data=_as_data(explanation))
+    return _deliver(options, text, plan, _as_data(explanation))
 
 
 def _check(network: Symbol, options: Namespace) -> int:
@@ -279,8 +293,12 @@ def _deliver(  # type: ignore[misc]  # a Frontier has no schedule, and its verb 
             files.write(options.output, json_of(plan.symbol).encode())
         if options.plot is not None:
             plan.plot(options.plot)
-    except KeyboardInterrupt:
-        raise MemongerError("interrupted before all was written") from None
+        if plan is not None and plan.interrupted:
+            written = [repr(file) for file in (options.output, options.plot) if file is not None]
+            where = f"written to {' and '.join(written)}" if written else "printed"
+            raise KeyboardInterrupt(f"interrupted; the best that was found is {where}")
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(str(stop) or "interrupted before all was written") from None
     finally:
         if options.json:
             result = json.dumps(_as_data(result) if data is None else data, indent=2)

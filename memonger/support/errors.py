@@ -8,6 +8,7 @@ from pathlib import Path
 
 KB, MB, GB = 2**10, 2**20, 2**30
 MISTAKE = 2  # exit status of the command after a mistake of the user
+STOPPED = 130  # and after Ctrl-C, as shells have it: 128 + SIGINT
 PACKAGE = str(Path(__file__).parents[1])
 INTERRUPTED = "interrupted before anything was found"
 

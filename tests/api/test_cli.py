@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from memonger import cli
 from memonger.support.numpy1 import IS_NUMPY_2
 
 import networks
+from interrupting import press_ctrl_c
 from pages import data_of
 from planned import ROOT, marked, run_python, start_python
 
@@ -345,8 +347,45 @@ def test_ctrl_c_after_the_search_leaves_what_it_found(
     out = tmp_path / "planned-symbol.json"
     monkeypatch.setattr(memonger, "check", interrupted)
     status, printed, error = run(capsys, "plan", net[2], *SHAPES, "-o", out, "--check")
-    assert status == 2 and printed.startswith("before") and "before the plan was checked" in error
+    said = f"memonger: interrupted before the plan was checked; it is written to {str(out)!r}\n"
+    assert status == 130 and printed.startswith("before") and error.endswith(said)
     assert marked(mx.sym.load(str(out)))
+
+
+#: A verb, in which search Ctrl-C is pressed when a share of it is done, and what is said.
+STOPS = [
+    ("frontier {net} --points 4", 1, "interrupted; the best that was found is printed"),
+    ("explain {net} --plan", 1, "interrupted; the best that was found is printed"),
+    ("report {net} --points 4 -o {page}", 1, "interrupted before {page!r} was written"),
+]
+
+
+@pytest.mark.parametrize(("command", "search", "said"), STOPS)
+def test_after_ctrl_c_the_status_is_130_and_a_line_says_what_was_written(
+    command: str,
+    search: int,
+    said: str,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A page is not written by halves: the search for its other plans is not begun."""
+    page, file = str(tmp_path / "page.html"), str(tmp_path / "net-symbol.json")
+    symbol, _ = networks.chain(17, hidden=64, batch=4096)  # for which no other test has plans
+    symbol.save(file)
+    begun = press_ctrl_c(monkeypatch, 0.3, search)
+    words = command.format(net=file, page=page).split()
+    status, _, error = run(capsys, *words, *SHAPES, "--how", "marks")
+    assert status == 130 and error.endswith(f"memonger: {said.format(page=page)}\n")
+    assert len(begun) == search and not Path(page).exists()
+
+
+def test_a_second_ctrl_c_ends_the_command_at_once() -> None:
+    """Also where the first is caught, and within a call of a library."""
+    twice = "from memonger.__main__ import interrupt\nimport os, signal, time\n"
+    twice += "signal.signal(signal.SIGINT, interrupt)\ntry: signal.raise_signal(signal.SIGINT)\n"
+    twice += "except KeyboardInterrupt: os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)"
+    assert ended("-c", twice, path=Path())[0] == -signal.SIGINT
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule"])
@@ -518,9 +557,9 @@ SCRIPT = ("-c", f"import sys; from {MODULE} import {NAME} as f; sys.exit(f())")
     ("command", "case"),
     [*((("-m", "memonger"), case) for case in STAND_INS), (SCRIPT, "Ctrl-C before main")],
 )
-def test_one_line_and_status_2(command: Any, case: str, net: Any, tmp_path: Path) -> None:
+def test_one_line_and_the_status(command: Any, case: str, net: Any, tmp_path: Path) -> None:
     module, content, said = STAND_INS[case]
     (tmp_path / (module + ".py")).write_text(CTRL_C + content)
     status, printed, error = ended(*command, "explain", net[2], *SHAPES, path=tmp_path)
-    assert status == 2 and not printed
+    assert status == (130 if said == NOTHING else 2) and not printed
     assert len(error.splitlines()) == 1 and said in error, error
