@@ -33,6 +33,7 @@ from memonger.support.types import Json, Keywords, Symbol
 log = logging.getLogger("memonger")
 
 OK, NO = 0, 1
+OPEN_SHAPE = re.compile(r"(.*=)([\d,() ]*N[\d,() N]*)")  # whose batch is to be found
 LEAST_BYTES = 10**6  # of a budget that is written without a unit
 UNSAVED = "a schedule cannot be saved for MXNet; leave out --output, or plan with --how marks"
 
@@ -220,12 +221,13 @@ def _batch(network: Symbol, options: Namespace) -> int:
 
 def _next_command(options: Namespace, batch: int) -> str:
     """Write the command that plans the network of ``memonger batch`` at the batch that it found."""
-    words, drops = ["memonger", "plan"], False
+    words = ["memonger", "plan"]
     for word in options.words[1:]:
-        if not drops and not word.startswith("--report"):
-            is_shape = words[-1] == "--shape" or word.startswith("--shape=")
-            words.append(re.sub(r"\bN\b", str(batch), word) if is_shape else word)
-        drops = word == "--report"
+        shape = OPEN_SHAPE.fullmatch(word)
+        if word == options.report:
+            words.pop()  # its flag
+        elif word.partition("=")[2] != options.report:
+            words.append(shape[1] + shape[2].replace("N", str(batch)) if shape else word)
     if str(getattr(options, "ctx", "")).startswith("gpu") and not hasattr(options, "budget_of"):
         words += ["--budget-of", "device"]  # the default of ``batch`` alone
     return shlex.join(words)

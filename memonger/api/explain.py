@@ -107,17 +107,21 @@ class Explanation(NamedTuple):
         peak = f"{len(self.tensors)} tensors at the peak of {format_size(self.peak_bytes)}"
         return f"Explanation({peak})"
 
-    def _repr_html_(self) -> str:
-        groups = [(g.nbytes, g.choice, str(g), g.why) for g in self.groups[:SHOWN]]
-        return self._table(groups, _html_table)
-
     def __str__(self) -> str:
+        rows, more = self._largest()
+        return self._table(rows) + (f"\n{more}" if more else "")
+
+    def _repr_html_(self) -> str:
+        rows, more = self._largest()
+        return self._table(rows, _html_table) + (f"<p>{more}</p>" if more else "")
+
+    def _largest(self) -> tuple[Sequence[Row], str]:
+        """Return a row for each of the largest groups, and a line on the rest, if there is one."""
         groups = self.groups
         rows = [(g.nbytes, g.choice, str(g), g.why) for g in groups[:SHOWN]]
         rest = groups[SHOWN:]
         tensors, nbytes = sum(len(g.members) for g in rest), sum(g.nbytes for g in rest)
-        more = f"\n{format_size(nbytes):>10}  in {tensors} more tensors" if rest else ""
-        return self._table(rows) + more
+        return rows, f"{format_size(nbytes):>10}  in {tensors} more tensors" if rest else ""
 
     def details(self) -> str:
         """Write the same with each tensor on a line of its own."""

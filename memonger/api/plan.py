@@ -156,18 +156,17 @@ class Plan(Reported):
         return f"Plan({memory}, {work}, planner={self.planner!r}, exact={self.exact})"
 
     def __str__(self) -> str:
-        try:
-            explanation = self.explain()
-        except MemongerError:  # of a symbol that was changed later; printing raises nothing
-            explanation = PlanExplanation(())
-        return self._describe(explanation)
+        return self._describe(self._explain_or_not())
 
     def _repr_html_(self) -> str:
+        return write_table([*self._lines(self._explain_or_not()).items()])
+
+    def _explain_or_not(self) -> PlanExplanation:
+        """Explain the plan; printing raises nothing, so of a symbol that was changed nothing."""
         try:
-            explanation = self.explain()
-        except MemongerError:  # as above
-            explanation = PlanExplanation(())
-        return write_table([*self._lines(explanation).items()])
+            return self.explain()
+        except MemongerError:
+            return PlanExplanation(())
 
     def _describe(self, explanation: PlanExplanation) -> str:
         """Describe the plan, of which this is the explanation, as ``print`` does."""

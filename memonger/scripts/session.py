@@ -81,8 +81,8 @@ ASKING = ("how", "budget", "keep", "recompute")
 EQUAL = "equal: "  # with which a CheckReport without a difference begins
 
 NOTHING = (
-    "this process bound no network for gradients and recorded no hybridized block; call "
-    "hybridize() on Gluon's blocks, and run what spawned children execute by a command of its own"
+    "that is done for what this process binds for gradients, and for hybridized blocks that it "
+    "records (call hybridize() on Gluon's); a line above names what was refused"
 )
 
 _active: Session | None = None
@@ -413,8 +413,8 @@ def enable(
     gradients, at the shapes, types and devices of the bind, and the graphs of Gluon's hybridized
     blocks. Symbols, files and binds for inference stay as they are. So do networks that are planned
     already, or have marks of their own, and those that take less than 64 MiB without a plan, unless
-    ``how``, ``budget``, ``keep`` or ``recompute`` is given. The first five
-    log a line each on stderr.
+    ``how``, ``budget``, ``keep`` or ``recompute`` is given. The first five networks log a line each
+    on stderr.
 
     Parameters
     ----------

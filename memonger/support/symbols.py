@@ -23,9 +23,9 @@ from memonger.support.types import Json, Symbol
 from memonger.support.versions import VERSION, json_of
 
 OLDEST = 800  # the version of a file without a version
+OWN_STATES = 900  # older files lack auxiliary states, which MXNet adds as inputs
 SYMBOL_FILE = "*-symbol.json"  # what MXNet calls the files of networks
 PARAMETERS = b"\x12\x01\0\0\0\0\0\0"  # how files of arrays begin (src/ndarray/ndarray.cc)
-OWN_STATES = 900  # older files lack auxiliary states, which MXNet adds as inputs
 
 #: Attributes of variables that later versions hide (``UpgradeJSON_FixParsing`` in
 #: ``legacy_json_util.cc``); until 1.9.1 an attribute may begin or end so, as in ``weight_lr_mult``.
@@ -298,13 +298,13 @@ def load(path: files.Path) -> Symbol:
         raise MemongerError(
             f"{shown} holds arrays, not a network; give the {SYMBOL_FILE} beside it"
         )
-    if os.fsdecode(path).endswith(".onnx"):
-        convert = "convert it by mx.contrib.onnx.import_model, and save the symbol that it returns"
-        raise MemongerError(f"{shown} is a network of ONNX; {convert}")
     subject = f"{shown} is not a network that MXNet can read"
     try:
         graph = json.loads(data.decode("utf-8-sig"), strict=False)  # names may hold any character
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or nested too deeply
+        if os.fsdecode(path).endswith(".onnx"):
+            convert = "convert it by mx.contrib.onnx.import_model, and save the symbol it returns"
+            raise MemongerError(f"{shown} is a network of ONNX; {convert}") from None
         cut = f"it ends at byte {len(data)}; if it is cut off, copy or save it again"
         raise MemongerError(f"{subject}: {error}; {cut}") from None
     version = OLDEST

@@ -186,6 +186,20 @@ def test_batch_tells_and_writes_the_largest(net: Any, capsys: Any, tmp_path: Pat
     assert data_of(page)["batches"][-1]["batch"] == largest.batch
 
 
+def test_the_next_command_is_one_that_can_be_run(capsys: Any, tmp_path: Path) -> None:
+    """Flags may be cut short, and an input may be named N."""
+    file = str(tmp_path / "net-symbol.json")
+    mx.sym.LinearRegressionOutput(mx.sym.sin(mx.sym.var("N")), mx.sym.var("y")).save(file)
+    words = f"{file} --sha=N=N,8 --shape y=N,8 --budget 1MB --rep={tmp_path}/a.html".split()
+    status, printed, error = run(capsys, "batch", *words)
+    last = printed.splitlines()[-1]
+    batch = re.match("a batch of ([0-9]+) fits", printed)
+    assert status == 0 and batch, error
+    shapes = f"--sha=N={batch[1]},8 --shape y={batch[1]},8"
+    assert last == f"next       memonger plan {file} {shapes} --budget 1MB"
+    assert run(capsys, *shlex.split(last)[2:])[0] == 0
+
+
 def test_a_shell_completes_options(tmp_path: Path) -> None:
     pytest.importorskip("argcomplete")
     line, out = "memonger plan net.json --bud", tmp_path / "words"
