@@ -218,12 +218,14 @@ def test_the_end_tells_what_was_planned_of_all(tmp_path: Path) -> None:
     last = log.splitlines()[-1]
     assert re.match(r"memonger: 1 of 2 planned, 1\.6 MiB -> .* KiB in all; the largest 1\.6", last)
     many = "import mxnet as mx\nfor n in range(2, 10):\n    x = mx.sym.sin(mx.sym.var('x'))\n"
-    (tmp_path / "many.py").write_text(many + "    x.simple_bind(mx.cpu(), x=(n, 3))\n")
+    (tmp_path / "many.py").write_text(many + "    x.simple_bind(mx.cpu(), x=(1024 * n, 256))\n")
     *_, told = ended(*run, "many.py", folder=tmp_path)
     lines = told.splitlines()
     assert [" on cpu(0)" in line for line in lines] == 5 * [True] + 2 * [False]
     assert lines[5] == "memonger: more networks are planned; the end tells of all"
-    assert lines[6].startswith("memonger: 0 of 8 planned, ")
+    assert lines[6].startswith(
+        "memonger: 0 of 8 planned, 88.0 MiB -> 88.0 MiB in all; the largest 18"
+    )
 
 
 ENDS = """
