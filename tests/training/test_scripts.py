@@ -191,7 +191,7 @@ BENCHMARKS = [
     pytest.param("depth 12 24 --hidden 32 --batch 512 --work 2 inf", check_schedules, marks=SLOW),
     pytest.param("planning mobilenetv2 --rounds 1", check_planning, marks=SLOW),
     pytest.param("step own --work 2 --rounds 2", check_steps, marks=SLOW),
-    pytest.param("time tiny --budgets 1.0 0.6 0.01 --rounds 2", check_times, marks=SLOW),
+    pytest.param("budgets tiny --budgets 1.0 0.6 0.01 --rounds 2", check_times, marks=SLOW),
     pytest.param("alternatives tiny --rounds 1", check_alternatives, marks=SLOW),
     pytest.param("peers own --budgets 0.9 0.6 0.01", check_peers, marks=SLOW),
 ]
