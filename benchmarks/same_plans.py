@@ -45,7 +45,7 @@ CALLS: Mapping[str, Mapping[str, Any]] = {
 def figures(name: str, patience: float) -> dict[str, list[Any]]:
     """Return the figures of each plan of a network."""
     network = NETWORKS[name]()
-    found = {}
+    found: dict[str, list[Any]] = {}
     for call, options in CALLS.items():
         try:
             plan = memonger.plan(*network, patience=patience, **options)

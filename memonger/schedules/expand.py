@@ -16,7 +16,7 @@ import numpy as np
 
 from memonger.costs.layouts import PLAIN
 from memonger.costs.replay import find_added_in_place, replay
-from memonger.graph.arrays import join_columns, list_reads
+from memonger.graph.arrays import Signature, Signatures, join_columns, list_reads
 from memonger.graph.forward import FLOAT, ForwardGraph, RowEntry, no_collection
 from memonger.graph.operators.added import is_fixed_gamma
 from memonger.graph.operators.gradients import ZEROS
@@ -27,16 +27,14 @@ from memonger.graph.operators.recorded import BY_MKLDNN, RECORDED_LATE, is_recor
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import HEAD_COPY, TrainingGraph, training_graph
 from memonger.schedules.layouts import Expected, refusal
-from memonger.schedules.rows import NodeVariants
+from memonger.schedules.rows import NodeVariants, Rows
 from memonger.schedules.schedule import FIRST_TIME, Schedule, Workload, adapt, check, workload
 from memonger.schedules.training_step import (
     AT_ONCE,
     Parts,
-    RowBuilder,
-    StepRow,
     TrainingStep,
     hold_for_autograd,
-    insert_operators,
+    insert,
     keep_places,
     lay_out_plainly,
     make_step,
@@ -88,9 +86,8 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
     gradients, left_out, zeroed = _find_gradients(facts)
     chained = _find_chained(facts)
     recorded, adding = _find_recorded(facts, added, gradients, chained)
-    builder, again = _make_variants(facts, recorded)
-    signatures = builder.signatures.all
-    variable = np.array([signatures[node.signature].op == "null" for node in builder.all])
+    rows, signatures, again = _make_variants(facts, recorded)
+    variable = np.array([signature.op == "null" for signature in signatures])[rows.signature]
     variable[t.forward : 2 * t.forward] = variable[again : again + t.forward] = False
     operation_start, operation_row = join_columns(_gradient_rows(facts), 1)
     heads = [head for head in training.graph.heads if not t.variable[head[0]]]
@@ -113,7 +110,7 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
         work=work,
         mkldnn=mkldnn,
         variants=NodeVariants(
-            rows=builder.rows(),
+            rows=rows,
             forward=t.forward,
             again=again,
             variable=np.flatnonzero(variable).astype(np.int32),
@@ -296,13 +293,16 @@ def _find_recorded(
     return {x: rows[x] for x in sorted(recorded)}, frozenset(adding)
 
 
-def _make_variants(facts: _RowFacts, recorded: Collection[int]) -> tuple[RowBuilder, int]:
-    """Return the variants in the order of `NodeVariants`, and the first that runs again."""
+def _make_variants(
+    facts: _RowFacts, recorded: Collection[int]
+) -> tuple[Rows, list[Signature], int]:
+    """Return the variants of `NodeVariants`, their signatures, and the first that runs again."""
     training, t = facts.training, facts.training.arrays
     graph, n = training.graph, t.forward
-    builder = RowBuilder({id(signature): signature for signature in training.signatures}.values())
+    signatures = Signatures([*{id(each): each for each in training.signatures}.values()])
     first_time = [FIRST_TIME.get(node.op, ()) for node in graph.nodes]
-    number = {id(signature): k for k, signature in enumerate(builder.signatures.all)}
+    number = {id(signature): k for k, signature in enumerate(signatures.all)}
+    variants: list[tuple[int, int, int, list[RowEntry]]] = []  # signature, source, time, reads
     for row, reads in enumerate(facts.reads):
         signature = training.signatures[row]
         k = number[id(signature)]
@@ -311,28 +311,27 @@ def _make_variants(facts: _RowFacts, recorded: Collection[int]) -> tuple[RowBuil
         # a Dropout on a GPU, if the Dropout runs once.
         is_dropout = signature.op == "_backward_Dropout" and not facts.mkldnn
         if signature.options and (facts.owner[row] in recorded or is_dropout):
-            k = builder.signatures.add(signature._replace(options=()))
+            k = signatures.add(signature._replace(options=()))
         elif signature.op == "_zeros_without_dtype" and signature.tensors[0].dtype == "int32":
             # The gradient of MKLDNN's workspace, over which Pooling writes its own, of floats.
             (tensor,) = signature.tensors
-            k = builder.signatures.add(signature._replace(tensors=(tensor._replace(dtype=FLOAT),)))
-        builder.add(StepRow(k, row, 0 if row < n and not t.variable[row] else -1, reads))
-    again: list[StepRow] = []
+            k = signatures.add(signature._replace(tensors=(tensor._replace(dtype=FLOAT),)))
+        variants.append((k, row, 0 if row < n and not t.variable[row] else -1, reads))
+    again = []
     scratch: dict[tuple[int, Tensor], RowEntry] = {}
-    for x, node in enumerate(builder.all[:n]):
-        reads, op, attrs = list(node.reads), graph.nodes[x].op, graph.nodes[x].attrs
+    for x, (k, source, time, reads) in enumerate(variants[:n]):
+        reads, op, attrs = [*reads], graph.nodes[x].op, graph.nodes[x].attrs
         if facts.masked[x]:  # it reads its data and its mask only
             result, mask = graph.tensors[x][:2]
             product = "elemwise_mul" if result.shape == mask.shape else "broadcast_mul"
-            node = node._replace(signature=builder.signatures(product, {}, 2, (result,)))
+            k = signatures(product, {}, 2, (result,))
             reads = [reads[0], (~x, 1)]
         elif truth(attrs.get("use_global_stats")):
             pass  # no state is updated
         elif op == SYNCHRONIZED:  # its statistics take the place of its states
             result, mean, _ = graph.tensors[x]
             small = mean._replace(shape=(1, *mean.shape, *[1] * (len(result.shape) - 2)))
-            again_as = builder.signatures(op, attrs, len(reads), (result, small, small))
-            node = node._replace(signature=again_as)
+            k = signatures(op, attrs, len(reads), (result, small, small))
             reads[-2:] = (~x, 1), (~x, 2)
         else:
             # Scratch states, because cuDNN's BatchNorm updates its states whenever it runs.
@@ -340,11 +339,19 @@ def _make_variants(facts: _RowFacts, recorded: Collection[int]) -> tuple[RowBuil
                 if state in graph.auxiliary:
                     key = j, graph.tensors[state][0]
                     if key not in scratch:
-                        scratch[key] = builder.add_operator("null", {}, key[1])
+                        scratch[key] = len(variants), 0
+                        variants.append((signatures("null", {}, 0, (key[1],)), -1, -1, []))
                     reads[j] = scratch[key]
-        again.append(node._replace(reads=reads))
-    builder.all += again
-    return builder, len(builder.all) - n
+        again.append((k, source, time, reads))
+    *columns, reads_of_all = zip(*variants, *again)
+    nothing = np.zeros(0, dtype=np.int32)  # variants have no runs
+    rows = Rows(
+        *(np.array(column, dtype=np.int32) for column in columns),
+        *join_columns(reads_of_all, 2),
+        first=nothing,
+        latest=nothing,
+    )
+    return rows, signatures.all, len(variants)
 
 
 def _gradient_rows(facts: _RowFacts) -> list[list[int]]:
@@ -381,11 +388,11 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
         If MKLDNN may compute the step and would round differently.
     """
     operations = np.ascontiguousarray(schedule.operations, dtype=np.int32)
-    builder = RowBuilder(parts.signatures, compiled.make_rows(parts.variants, operations))
+    rows, signatures = compiled.make_rows(parts.variants, operations), Signatures(parts.signatures)
     if parts.mkldnn:
-        builder = lay_out_plainly(parts, builder)
-    hold_for_autograd(parts, builder)
-    step = bare = keep_places(make_step(parts, builder))
+        rows = lay_out_plainly(parts, rows, signatures)
+    rows = hold_for_autograd(parts, rows, signatures)
+    step = bare = keep_places(make_step(parts, rows, signatures.all), signatures)
     if parts.expected is None:
         return step
     try:
@@ -395,7 +402,7 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
                 return step
             if k == ROUNDS:
                 raise refusal(step, next(iter(inserts)))
-            step = make_step(parts, insert_operators(step.builder, inserts))
+            step = insert(step, signatures, inserts)
     except MemongerError:
         if parts.mkldnn:
             raise

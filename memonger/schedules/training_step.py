@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Iterable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from memonger.graph.arrays import (
     RECOMPUTED,
     Signature,
     Signatures,
+    find_starts,
+    gather,
     graph_arrays,
     join_columns,
     list_reads,
@@ -36,7 +38,6 @@ from memonger.support.kernels import compiled
 from memonger.support.types import Bools, Int32s, Int64s
 
 VariantEntry = Tuple[int, int]  # a variant of `Parts`, and which of its outputs
-Reads = Sequence[RowEntry]  # of rows, or of variants
 
 ALIGNMENT = 256  # bytes; the alignment of ``cudaMalloc``, and more than MKLDNN needs
 ROOM = 2 * ALIGNMENT  # bytes of an arena, before the first tensor and to align it
@@ -86,65 +87,12 @@ class Parts:
         return list(dict.fromkeys(entries))
 
 
-class StepRow(NamedTuple):
-    """A row of a training step: one element of `Rows`, with its reads as a list."""
-
-    signature: int
-    source: int
-    time: int
-    reads: Reads
-
-
-class RowBuilder:
-    """Build the rows of a training step one by one, with their signatures."""
-
-    def __init__(self, signatures: Iterable[Signature], rows: Rows | None = None) -> None:
-        self.all: list[StepRow] = []
-        self.signatures = Signatures(list(signatures))
-        self.first: list[int] = []  # as in `Rows`
-        self.latest: list[int] = []
-        if rows is not None:
-            columns = [column.tolist() for column in rows[:3]]
-            self.all = list(map(StepRow, *columns, list_reads(rows)))
-            self.first, self.latest = rows.first.tolist(), rows.latest.tolist()
-
-    def add(self, row: StepRow) -> int:
-        """Add a row, and return its number."""
-        self.all.append(row)
-        return len(self.all) - 1
-
-    def add_operator(
-        self, op: str, attrs: dict[str, str], tensor: Tensor, reads: Reads = ()
-    ) -> RowEntry:
-        """Add an operator that the network does not have, and return its one output."""
-        signature = self.signatures(op, attrs, len(reads), (tensor,))
-        return self.add(StepRow(signature, -1, -1, reads)), 0
-
-    def tensor(self, entry: RowEntry) -> Tensor:
-        """Return the shape and the type of an output."""
-        return self.signatures.all[self.all[entry[0]].signature].tensors[entry[1]]
-
-    def read_more(self, row: int, entries: Iterable[RowEntry], options: Options = ()) -> None:
-        """Add reads and in-place options to a row."""
-        node = self.all[row]
-        signature, reads = self.signatures.all[node.signature], [*node.reads, *entries]
-        more = signature._replace(inputs=len(reads), options=(*signature.options, *options))
-        self.all[row] = node._replace(signature=self.signatures.add(more), reads=reads)
-
-    def rows(self) -> Rows:
-        """Return the rows as arrays."""
-        *fields, reads = zip(*self.all)
-        lists = *fields, *join_columns(reads, 2), self.first, self.latest
-        return Rows(*(np.array(items, dtype=np.int32) for items in lists))
-
-
 @dataclass(frozen=True, eq=False)
 class TrainingStep(StepGraph):
     """The training step of one schedule; that of a plan of marks is a `TrainingGraph`."""
 
     parts: Parts
     rows: Rows
-    builder: RowBuilder  # the same rows
     heads: list[RowEntry]  # the outputs of the network, then the gradients in arrays of the caller
     #: The gradient of each argument that gets one, as in ``training.wanted``; None: zeros.
     gradients: tuple[RowEntry | None, ...]
@@ -157,6 +105,11 @@ class TrainingStep(StepGraph):
     def training(self) -> TrainingGraph:
         """The training graph of the network without a schedule."""
         return self.parts.work.training
+
+    @cached_property
+    def reads(self) -> list[list[RowEntry]]:
+        """What each row reads."""
+        return list_reads(self.rows)
 
     @cached_property
     def output_blocks(self) -> list[int]:
@@ -197,7 +150,7 @@ class TrainingStep(StepGraph):
 
         It is -1 for a row of zeros, which runs on its own.
         """
-        return _recorded_rows(self.parts, self.builder, self.parts.recorded)
+        return _recorded_rows(self.parts, self.rows, self.parts.recorded)
 
     @property
     def dropouts(self) -> dict[int, list[int]]:
@@ -210,12 +163,12 @@ class TrainingStep(StepGraph):
         once = [x for x in graph.operators if graph.nodes[x].op == "Dropout" and runs[x] == 1]
         origin, backward = self.training.origin, self.training.phases == BACKWARD
         variants = {x: np.flatnonzero((origin == x) & backward).tolist() for x in once}
-        return _recorded_rows(self.parts, self.builder, variants)
+        return _recorded_rows(self.parts, self.rows, variants)
 
     @cached_property
     def adding(self) -> frozenset[RowEntry]:
         """The gradients that autograd itself adds to an array."""
-        return frozenset([(self.builder.latest[v], k) for v, k in self.parts.adding])
+        return frozenset([(int(self.rows.latest[v]), k) for v, k in self.parts.adding])
 
     @cached_property
     def placement(self) -> Placement:
@@ -261,12 +214,12 @@ class Placed(Replay):
         return np.array([step.arena_bytes, *sizes.tolist()], dtype=np.int64)
 
 
-def make_step(parts: Parts, builder: RowBuilder) -> TrainingStep:
+def make_step(parts: Parts, rows: Rows, signatures: Sequence[Signature]) -> TrainingStep:
     """Return the training step of these rows: its graph, its gradients and its lifetimes."""
-    training, rows, signatures = parts.work.training, builder.rows(), builder.signatures.all
-    heads = [(builder.first[x], k) for x, k in training.graph.heads]
+    training = parts.work.training
+    heads = [(int(rows.first[x]), k) for x, k in training.graph.heads]
     outputs = len(heads)
-    heads += [(builder.latest[variant], k) for variant, k in parts.written]
+    heads += [(int(rows.latest[variant]), k) for variant, k in parts.written]
     head_row, head_output = np.array(heads, dtype=np.int32).T.copy()
     kept = np.full(max(len(rows.read_row), len(heads)), KEPT, dtype=np.int32)
     reads = rows.read_start, rows.read_row, rows.read_output, kept[: len(rows.read_row)]
@@ -295,128 +248,172 @@ def make_step(parts: Parts, builder: RowBuilder) -> TrainingStep:
         gradient_of={row: of[source] for row, source in enumerate(sources) if source in of},
         parts=parts,
         rows=rows,
-        builder=builder,
         heads=heads,
-        gradients=tuple([e and (builder.latest[e[0]], e[1]) for e in parts.gradients]),
+        gradients=tuple([e and (int(rows.latest[e[0]]), e[1]) for e in parts.gradients]),
         alive=alive,
     )
 
 
 def _recorded_rows(
-    parts: Parts, builder: RowBuilder, variants_of: Mapping[int, Sequence[int]]
+    parts: Parts, rows: Rows, variants_of: Mapping[int, Sequence[int]]
 ) -> dict[int, list[int]]:
     """Return the rows of the gradient of each operator; -1 for a row of zeros."""
     rows_of = {}
     for x, variants in variants_of.items():
-        pairs = zip(variants, parts.work.training.gradients[x].nodes)
-        rows_of[x] = [-1 if node.op in ZEROS else builder.latest[v] for v, node in pairs]
+        pairs = zip(rows.latest[variants].tolist(), parts.work.training.gradients[x].nodes)
+        rows_of[x] = [-1 if node.op in ZEROS else row for row, node in pairs]
     return {x: rows for x, rows in rows_of.items() if max(rows) >= 0}
 
 
-def hold_for_autograd(parts: Parts, builder: RowBuilder) -> None:
+def hold_for_autograd(parts: Parts, rows: Rows, signatures: Signatures) -> Rows:
     """Add to the gradients that autograd computes all reads of autograd, to keep them alive.
 
     Autograd reads the inputs and outputs of the latest run of the operator. It computes all rows of
     the gradient when the last of them runs, so that the last row gets the reads of all.
     """
-    for x, rows in _recorded_rows(parts, builder, parts.recorded).items():
+    if not parts.recorded and not parts.chained:
+        return rows
+    reads, number = list_reads(rows), rows.signature.copy()
+
+    def read_more(row: int, entries: Sequence[RowEntry], options: Options = ()) -> None:
+        signature = signatures.all[number[row]]
+        reads[row] = [*reads[row], *entries]
+        options = (*signature.options, *options)
+        more = signature._replace(inputs=len(reads[row]), options=options)
+        number[row] = signatures.add(more)
+
+    for x, recorded in _recorded_rows(parts, rows, parts.recorded).items():
         if parts.work.training.graph.nodes[x].op in RECORDED_LATE:
             continue
-        run = builder.latest[x]
+        run = int(rows.latest[x])
         all_reads: dict[RowEntry, None] = {}
-        for row, gradient in zip(rows, parts.work.training.gradients[x].nodes):
+        for row, gradient in zip(recorded, parts.work.training.gradients[x].nodes):
             if row < 0:
                 continue
-            reads = list(builder.all[row].reads)
             for j, (kind, k, output) in enumerate(gradient.inputs):
                 if kind != "head" and kind != "node":
-                    reads[j] = builder.all[run].reads[k] if kind == "in" else (run, output)
-            builder.all[row] = builder.all[row]._replace(reads=reads)
-            all_reads.update(dict.fromkeys(reads))
-        more = [entry for entry in all_reads if entry not in builder.all[max(rows)].reads]
+                    reads[row][j] = reads[run][k] if kind == "in" else (run, output)
+            all_reads.update(dict.fromkeys(reads[row]))
+        last = max(recorded)
+        more = [entry for entry in all_reads if entry not in reads[last]]
         if more:
-            builder.read_more(max(rows), more)
+            read_more(last, more)
     for (variant, k), adding in parts.chained.items():
         # Autograd adds the term to the sum in place, so that the row that would add it is a copy.
-        row, total = builder.latest[variant], builder.latest[adding]
-        addition = builder.all[total]
-        builder.read_more(row, addition.reads[:1], ((len(builder.all[row].reads), k, False),))
-        signature = builder.signatures.all[addition.signature]
-        copy = signature._replace(op="_copy", attrs={}, inputs=1, options=((0, 0, True),))
-        builder.all[total] = addition._replace(
-            signature=builder.signatures.add(copy), reads=[(row, k)]
-        )
+        row, total = int(rows.latest[variant]), int(rows.latest[adding])
+        read_more(row, reads[total][:1], ((len(reads[row]), k, False),))
+        addition = signatures.all[number[total]]
+        copy = addition._replace(op="_copy", attrs={}, inputs=1, options=((0, 0, True),))
+        number[total], reads[total] = signatures.add(copy), [(row, k)]
+    start, read_row, read_output = join_columns(reads, 2)
+    return rows.replace(
+        signature=number, read_start=start, read_row=read_row, read_output=read_output
+    )
 
 
-def keep_places(step: TrainingStep) -> TrainingStep:
+def keep_places(step: TrainingStep, signatures: Signatures) -> TrainingStep:
     """Return the step with the same rows in place as in MXNet, if their results depend on it."""
     inserts: dict[int, list[Insert]] = {}
-    for row, node in enumerate(step.builder.all):
-        usual = step.parts.in_place.get(node.source)
-        if usual is not None and usual != (step.block((row, 0)) == step.block(node.reads[0])):
+    for row, source in enumerate(step.rows.source.tolist()):
+        usual = step.parts.in_place.get(source)
+        if usual is not None and usual != (step.block((row, 0)) == step.block(step.reads[row][0])):
             inserts[row] = [Insert(BEFORE, 0, "add_n") if usual else Insert(HOLD, 0)]
-    return make_step(step.parts, insert_operators(step.builder, inserts)) if inserts else step
+    return insert(step, signatures, inserts) if inserts else step
 
 
-def lay_out_plainly(parts: Parts, builder: RowBuilder) -> RowBuilder:
+def lay_out_plainly(parts: Parts, rows: Rows, signatures: Signatures) -> Rows:
     """Insert plain copies of the inputs of operators that run in a thread of their own.
 
     Of an input in blocks MXNet makes a plain copy for them, and frees it before they have read it
     (``PushOperator`` in ``src/imperative/imperative_utils.h``; MXNet's executor keeps the copy).
     """
     copies: dict[int, list[Insert]] = defaultdict(list)
-    training, signatures = parts.work.training, builder.signatures.all
-    for row, node in enumerate(builder.all):
-        if signatures[node.signature].op in ASYNCHRONOUS:
-            sources = [builder.all[source].source for source, _ in node.reads]
-            states = training.graph.auxiliary  # the operator updates them: no copies
-            places = [j for j, source in enumerate(sources) if source not in states]
-            copies[row] += [Insert(BEFORE, j, "_np_copy") for j in places]
-    for x, rows in _recorded_rows(parts, builder, parts.recorded).items():
+    training = parts.work.training
+    is_apart = [signature.op in ASYNCHRONOUS for signature in signatures.all]
+    states = training.graph.auxiliary  # the operator updates them: no copies
+    for row in np.flatnonzero(np.array(is_apart, dtype=np.bool_)[rows.signature]).tolist():
+        read = rows.read_row[slice(*rows.read_start[row : row + 2])]
+        places = [j for j, x in enumerate(rows.source[read].tolist()) if x not in states]
+        copies[row] += [Insert(BEFORE, j, "_np_copy") for j in places]
+    for x, recorded in _recorded_rows(parts, rows, parts.recorded).items():
         if training.graph.nodes[x].op in ASYNCHRONOUS:
-            for row, gradient in zip(rows, training.gradients[x].nodes):
+            for row, gradient in zip(recorded, training.gradients[x].nodes):
                 heads = [j for j, (kind, *_) in enumerate(gradient.inputs) if kind == "head"]
                 if row >= 0:
                     copies[row] += [Insert(BEFORE, j, "_np_copy") for j in heads]
-    return insert_operators(builder, copies) if copies else builder
+    return splice(rows, signatures, copies) if copies else rows
 
 
-def insert_operators(builder: RowBuilder, inserts: Mapping[int, Sequence[Insert]]) -> RowBuilder:
-    """Return the rows of a step with more operators, for the layouts of its tensors."""
-    new = RowBuilder(builder.signatures.all)
-    new_row: list[int] = []  # old row -> new row
-    instead: dict[RowEntry, RowEntry] = {}  # entry -> the entry that later rows read instead
-    for row, node in enumerate(builder.all):
-        reads = [(new_row[source], k) for source, k in node.reads]
-        reads = [instead.get(entry, entry) for entry in reads]
-        for item in inserts.get(row, ()):
+def insert(
+    step: TrainingStep, signatures: Signatures, inserts: Mapping[int, Sequence[Insert]]
+) -> TrainingStep:
+    """Return the training step with more operators at its rows."""
+    return make_step(step.parts, splice(step.rows, signatures, inserts), signatures.all)
+
+
+def splice(rows: Rows, signatures: Signatures, inserts: Mapping[int, Sequence[Insert]]) -> Rows:
+    """Return the rows with more operators around some of them, which add their signatures."""
+    n = len(rows.signature)
+    read_row, read_output = rows.read_row.copy(), rows.read_output.copy()
+    # Of each new operator: the row before which it runs, its signature, and the entry that it
+    # reads. The new operators have the numbers from n on, until they are in line.
+    before: list[int] = []
+    number: list[int] = []
+    read: list[RowEntry] = []
+
+    def add(row: int, item: Insert, entry: RowEntry) -> RowEntry:
+        """Add the operators that read an entry in front of a row; return the output of the last."""
+        source, k = entry
+        maker = rows.signature[source] if source < n else number[source - n]
+        for signature in _sign(signatures, item, signatures.all[maker].tensors[k]):
+            before.append(row)
+            number.append(signature)
+            read.append(entry)
+            entry = n + len(read) - 1, 0
+        return entry
+
+    for row in sorted(inserts):
+        for item in inserts[row]:
+            j = rows.read_start[row] + item.place
             if item.where == BEFORE:
-                reads[item.place] = _insert_operator(new, item, reads[item.place])
-        new_row.append(new.add(node._replace(reads=reads)))
-        for item in inserts.get(row, ()):
+                entry = int(read_row[j]), int(read_output[j])
+                read_row[j], read_output[j] = add(row, item, entry)
+        for item in inserts[row]:
+            j = rows.read_start[row] + item.place
             if item.where == HOLD:
-                _insert_operator(new, item, reads[item.place])
-            elif item.where == AFTER:
-                entry = new_row[-1], item.place
-                instead[entry] = _insert_operator(new, item, entry)
-    new_row.append(-1)  # new_row[-1] is -1
-    new.first, new.latest = (
-        [new_row[row] for row in rows] for rows in (builder.first, builder.latest)
+                add(row + 1, item, (int(read_row[j]), int(read_output[j])))
+            elif item.where == AFTER:  # later rows read the new operator
+                later = (rows.read_row == row) & (rows.read_output == item.place)
+                read_row[later], read_output[later] = add(row + 1, item, (row, item.place))
+    line = np.insert(np.arange(n), before, np.arange(n, n + len(read)))
+    place = np.append(np.argsort(line), -1).astype(np.int32)  # place[-1] is -1
+    more = np.array(read, dtype=np.int32).T
+    all_row, all_output = np.append(read_row, more[0]), np.append(read_output, more[1])
+    start = np.append(rows.read_start, rows.read_start[-1] + np.arange(1, len(read) + 1))
+    reads, reader = gather(start, line)
+    none = np.full(len(read), -1, dtype=np.int32)
+    return Rows(
+        signature=np.append(rows.signature, np.array(number, dtype=np.int32))[line],
+        source=np.append(rows.source, none)[line],
+        time=np.append(rows.time, none)[line],
+        read_start=find_starts(np.bincount(reader, minlength=len(line))),
+        read_row=place[all_row[reads]],
+        read_output=all_output[reads],
+        first=place[rows.first],
+        latest=place[rows.latest],
     )
-    return new
 
 
-def _insert_operator(new: RowBuilder, item: Insert, entry: RowEntry) -> RowEntry:
-    """Add an operator that reads an entry, and return its output."""
-    tensor = new.tensor(entry)
-    if item.where != HOLD:
-        attrs = {"Reshape": {"shape": str(tuple(tensor.shape))}, "add_n": {"num_args": "1"}}
-        row, output = new.add_operator(item.op, attrs.get(item.op, {}), tensor, [entry])
-        if item.op == "_np_copy":  # in place it would write over the blocks that it reads
-            signature = new.signatures.all[new.all[row].signature]._replace(options=())
-            new.all[row] = new.all[row]._replace(signature=new.signatures.add(signature))
-        return row, output
-    if len(tensor.shape) == AXES:
+def _sign(signatures: Signatures, item: Insert, tensor: Tensor) -> list[int]:
+    """Return the signatures of the operators that an Insert adds behind a tensor, in order."""
+    small = Tensor((1,), tensor.dtype)
+    if item.where == HOLD and len(tensor.shape) == AXES:
         mean = Tensor((*tensor.shape[:2], 1, 1), tensor.dtype)
-        entry = new.add_operator("Pooling", MEAN, mean, [entry])
-    return new.add_operator("max", {}, Tensor((1,), tensor.dtype), [entry])
+        return [signatures("Pooling", MEAN, 1, (mean,)), signatures("max", {}, 1, (small,))]
+    if item.where == HOLD:
+        return [signatures("max", {}, 1, (small,))]
+    attrs = {"Reshape": {"shape": str(tuple(tensor.shape))}, "add_n": {"num_args": "1"}}
+    number = signatures(item.op, attrs.get(item.op, {}), 1, (tensor,))
+    if item.op == "_np_copy":  # in place it would write over the blocks that it reads
+        number = signatures.add(signatures.all[number]._replace(options=()))
+    return [number]

@@ -20,20 +20,20 @@ class Block:
 def walked(step: TrainingStep) -> dict[tuple[int, int], Block]:
     """Return the block of each tensor, (row, output)."""
     views = not step.parts.mkldnn
-    rows, signatures = step.builder.all, step.signatures
+    reads_of, signatures = step.reads, step.signatures
     readers: dict[tuple[int, int], set[Any]] = {}
-    for row, node in enumerate(rows):
-        for k, entry in enumerate(node.reads):
+    for row, reads in enumerate(reads_of):
+        for k, entry in enumerate(reads):
             if k not in signatures[row].ignored:
                 readers.setdefault(entry, set()).add((row, k))
     for head, entry in enumerate(step.heads):
         readers.setdefault(entry, set()).add(head)
     blocks: dict[tuple[int, int], Block] = {}
-    for row, (node, signature) in enumerate(zip(rows, signatures)):
+    for row, (reads, signature) in enumerate(zip(reads_of, signatures)):
         if signature.op == "null":
             continue
         for k, output, identity in signature.options:
-            source, out = node.reads[k], (row, output)
+            source, out = reads[k], (row, output)
             if source not in blocks or out in blocks or out not in readers:
                 continue
             block, old, new = blocks[source], step.tensor(source), step.tensor(out)
@@ -47,16 +47,14 @@ def walked(step: TrainingStep) -> dict[tuple[int, int], Block]:
                 blocks[row, output] = Block(row, tensor.nbytes)
                 blocks[row, output].waiting |= readers.get((row, output), set())
         here = [
-            blocks[e]
-            for k, e in enumerate(node.reads)
-            if e in blocks and k not in signature.ignored
+            blocks[e] for k, e in enumerate(reads) if e in blocks and k not in signature.ignored
         ]
         here += [blocks[row, output] for output in range(len(signature.tensors))]
         for block in here:
-            block.waiting -= {(row, k) for k in range(len(node.reads))}
+            block.waiting -= {(row, k) for k in range(len(reads))}
             block.stop = row
     for block in blocks.values():
-        block.stop = len(rows) - 1 if block.waiting else block.stop
+        block.stop = len(reads_of) - 1 if block.waiting else block.stop
     return blocks
 
 

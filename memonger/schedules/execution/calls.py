@@ -103,22 +103,22 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
 
     If ``poisoned``, tensors are overwritten once they are dead, which makes later reads visible.
     """
-    nodes, graph = step.builder.all, step.training.graph
+    graph, sources, times = step.training.graph, step.rows.source.tolist(), step.rows.time.tolist()
     recorded = {**step.recorded, **step.dropouts} if on_gpu else step.recorded
     read = {*zip(step.rows.read_row.tolist(), step.rows.read_output.tolist()), *step.heads}
     read.update(entry for entry in step.gradients if entry is not None)
     gradients = {x: _gradients(step, x, rows, read) for x, rows in recorded.items()}
     late = {x for x in recorded if graph.nodes[x].op in RECORDED_LATE}
-    runs = {step.builder.latest[x]: x for x in recorded if x not in late}
+    runs = {int(step.rows.latest[x]): x for x in recorded if x not in late}
     ends = {max(rows): x for x, rows in recorded.items()}
     inner = {row for rows in recorded.values() for row in rows}
-    again = {node.source for node in nodes if node.time > 0}
+    again = {source for source, time in zip(sources, times) if time > 0}
     sums, terms = _sums(step)
     dead = _poison(step) if poisoned else {}
     poison: list[Call] = []
     calls: list[Call] = []
     forward = 0
-    for row, (node, signature) in enumerate(zip(nodes, step.signatures)):
+    for row, signature in enumerate(step.signatures):
         if signature.op == "null":
             continue
         calls += terms.get(row, ())
@@ -130,15 +130,15 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
                 calls += _differentiate(step, x, recorded[x], gradients[x])
         elif row not in inner:
             attrs = dict(signature.attrs)
-            if signature.op == "Dropout" and node.source in again:
+            if signature.op == "Dropout" and sources[row] in again:
                 # cuDNN's mask has bits instead of factors (src/operator/nn/dropout-inl.h).
                 attrs["cudnn_off"] = "True"
             elif signature.op == "_zeros_without_dtype":  # its shape cannot be inferred
                 attrs["shape"] = str(tuple(signature.tensors[0].shape))
             writes = tuple([(row, k) for k in range(len(signature.tensors))])
-            usual = Invocation(row, signature.op, attrs, tuple(node.reads), writes)
+            usual = Invocation(row, signature.op, attrs, tuple(step.reads[row]), writes)
             wanted = gradients[runs[row]] if row in runs else ()
-            is_again = node.time > 0
+            is_again = times[row] > 0
             if wanted or signature.op in ASYNCHRONOUS:
                 adds = [(k, entry, entry in step.adding) for k, entry in wanted]
                 calls.append(usual._replace(gradients=tuple(adds)))
@@ -146,14 +146,14 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
                 calls += _restore(usual, step.signatures[row].tensors[1].shape)
             else:
                 calls += _by_name(usual)
-                states = [node.reads[k] for k in UNDECLARED_MUTATIONS.get(signature.op, ())]
+                states = [step.reads[row][k] for k in UNDECLARED_MUTATIONS.get(signature.op, ())]
                 calls += [_copy(state, state) for state in states]
         calls += sums.get(row, ())
         poison += dead.get(row, ())
         if row not in inner or row in ends:
             calls += poison
             poison = []
-        if node.time == 0:
+        if times[row] == 0:
             forward = len(calls)
     elsewhere = step.parts.added | step.parts.left_out
     for a, gradient in zip(step.training.wanted, step.gradients):
@@ -196,7 +196,7 @@ def _sums(step: TrainingStep) -> list[dict[int, list[Call]]]:
     for a, entry in zip(step.training.wanted, step.gradients):
         if entry is not None and a in added and entry not in step.adding:
             row, name = entry[0], step.training.graph.nodes[a].name
-            terms = step.builder.all[row].reads
+            terms = step.reads[row]
             one_by_one = step.ops[row] == "add_n" and len(terms) > AT_ONCE
             (before if one_by_one else after)[row] += [
                 Invocation(-1, "_grad_add", {}, (name, term), (name,))
@@ -229,13 +229,12 @@ def _differentiate(
     states before the backward pass and back after it. So the states are updated once, whether the
     forward pass (cuDNN) or the backward pass does it.
     """
-    graph, nodes, latest = step.training.graph, step.builder.all, step.builder.latest[x]
-    runs = nodes[step.builder.first[x]], nodes[latest]
-    inputs = zip(graph.nodes[x].inputs, *(run.reads for run in runs))
+    graph, first, latest = step.training.graph, step.rows.first[x], int(step.rows.latest[x])
+    inputs = zip(graph.nodes[x].inputs, step.reads[first], step.reads[latest])
     states = [(state, own) for (a, _), state, own in inputs if a in graph.auxiliary]
     heads: dict[int, Place] = {}
     for row, node in zip(rows, step.training.gradients[x].nodes):
-        for (kind, k, _), entry in zip(node.inputs, nodes[row].reads):
+        for (kind, k, _), entry in zip(node.inputs, step.reads[row]):
             if row >= 0 and kind == "head":
                 heads[k] = entry
     writes = tuple([entry for _, entry in gradients])
@@ -254,14 +253,13 @@ def _differentiate_late(
     ``row`` is that of the gradient. The run has the statistics of the first run as its outputs, and
     writes over the gradient of its data what nobody reads.
     """
-    first = step.builder.first[x]
-    references, nodes = step.training.gradients[x].nodes[0].inputs, step.builder.all
-    reads = dict(zip(references, nodes[row].reads))
+    first = int(step.rows.first[x])
+    reads = dict(zip(step.training.gradients[x].nodes[0].inputs, step.reads[row]))
     run = Invocation(
         row,
         step.signatures[first].op,
         step.signatures[first].attrs,
-        (reads["in", 0, 0], *nodes[first].reads[1:]),
+        (reads["in", 0, 0], *step.reads[first][1:]),
         ((row, 0), (first, 1), (first, 2)),
         tuple([(k, entry, False) for k, entry in gradients]),
     )

@@ -38,7 +38,7 @@ class Monitor:
     def before(self, call: Call, arrays: Mapping[Place, NDArray]) -> None:
         """Pass the inputs of a call to the callback before it runs, if inputs are monitored."""
         for row in self._rows(call) if self._inputs else ():
-            op, attrs, reads = *self._signature(row), self._step.builder.all[row].reads
+            op, attrs, reads = *self._signature(row), self._step.reads[row]
             for name, entry in zip(input_names(op, attrs, len(reads)), reads):
                 if self._step.ops[entry[0]] == "null":
                     self._show(self._step.names[entry[0]], arrays[entry])
