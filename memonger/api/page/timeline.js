@@ -51,20 +51,32 @@ function stacksOf(line, groups) {
 
 function drawTimelines() {
   const lines = { unplanned: DATA.unplanned, planned: plan().timeline };
-  const groups = groupsOf([...DATA.plans.map((each) => each.timeline), DATA.unplanned].filter((line) => Object.values(lines).includes(line)));
+  const groups = groupsOf(
+    [...DATA.plans.map((each) => each.timeline), DATA.unplanned].filter((line) =>
+      Object.values(lines).includes(line)
+    ),
+  );
   const figures = plan().figures;
   const pools = { unplanned: figures.unplanned_bytes, planned: figures.pool_bytes };
   const highest = (which) => 1.14 * Math.max(lines[which].peak_bytes, pools[which], 1) / MIB;
   const both = Math.max(highest("unplanned"), highest("planned"));
-  fill("legend", ...groups.map((group) => make("span", {}, make("i", { style: `background:var(${group.colour})` }), group.name)));
-  $("unplanned-title").textContent = `Without a plan: a pool of ${inWords(figures.unplanned_bytes)}`;
-  $("planned-title").textContent = `With the plan: a pool of ${inWords(figures.pool_bytes)}`;
+  fill(
+    "legend",
+    ...groups.map((group) =>
+      make("span", {}, make("i", { style: `background:var(${group.colour})` }), group.name)
+    ),
+  );
+  $("unplanned-title").textContent = `Without a plan: a pool of ${inWords(pools.unplanned)}`;
+  $("planned-title").textContent = `With the plan: a pool of ${inWords(pools.planned)}`;
   for (const [which, line] of Object.entries(lines)) {
     SHOWN[which] = stacksOf(line, groups);
     drawTimeline(which, PICKED.scale === "same" ? both : highest(which), pools[which]);
   }
-  const merged = Object.values(lines).filter((line) => line.drawn.length < line.steps);
-  $("drawn").textContent = merged.length ? `Of ${merged[0].steps} steps ${merged[0].drawn.length} are drawn, of neighbours the one with the most memory.` : "";
+  const [merged] = Object.values(lines).filter((line) => line.drawn.length < line.steps);
+  $("drawn").textContent = merged
+    ? `Of ${merged.steps} steps ${merged.drawn.length} are drawn, ` +
+      "of neighbours the one with the most memory."
+    : "";
   if (figures.peak_bytes !== lines.planned.peak_bytes) {
     $("drawn").textContent += " It is drawn operator by operator, as if pointwise fusion were off.";
   }
@@ -78,39 +90,138 @@ function drawTimeline(which, most, pool) {
   const traces = groups.map((group, k) => {
     const y = Array.from(stacks[k], (value) => value / MIB);
     y[n] = n ? y[n - 1] : 0;
-    return { x, y, name: group.name, type: "scatter", mode: "lines", stackgroup: "all", hoverinfo: "none",
-      fillcolor: colour(group.colour), line: { shape: "hv", width: 0.4, color: colour("--card") } };
+    return {
+      x,
+      y,
+      name: group.name,
+      type: "scatter",
+      mode: "lines",
+      stackgroup: "all",
+      hoverinfo: "none",
+      fillcolor: colour(group.colour),
+      line: { shape: "hv", width: 0.4, color: colour("--card") },
+    };
   });
   const peak = line.peak_bytes / MIB, right = line.peak > 0.6 * line.steps;
-  traces.push({ x: [line.peak + 0.5], y: [peak], type: "scatter", mode: "markers", hoverinfo: "skip",
-    marker: { symbol: "triangle-down", size: 11, color: colour("--ink"), line: { color: colour("--card"), width: 1.5 } }, cliponaxis: false });
-  const note = (text, about) => ({ text, showarrow: false, font: { size: 12, color: colour("--quiet") }, ...about });
-  const rule = (about, dash, named) => ({ type: "line", line: { color: colour(named), width: 1, dash }, ...about });
-  Plotly.react(`${which}-plot`, traces, layout({
-    height: narrow() ? 260 : 300, hovermode: "x", hoverdistance: -1, uirevision: `${which} ${PICKED.plan} ${PICKED.scale}`,
-    xaxis: { title: { text: AXIS, font: { size: 12 } }, range: [0, Math.max(1, line.steps)], showgrid: false, tickformat: ",d" },
-    yaxis: { title: { text: "alive, MiB", font: { size: 12 } }, range: [0, most], rangemode: "nonnegative", tickformat: most > 10 ? ",d" : "" },
-    shapes: [
-      { type: "rect", layer: "below", xref: "x", yref: "paper", x0: line.backward, x1: line.steps, y0: 0, y1: 1, fillcolor: colour("--shade"), line: { width: 0 } },
-      rule({ xref: "x", yref: "paper", x0: line.backward, x1: line.backward, y0: 0, y1: 1 }, "dot", "--quiet"),
-      rule({ xref: "paper", yref: "y", x0: 0, x1: 1, y0: pool / MIB, y1: pool / MIB }, "dash", "--accent"),
-    ],
-    annotations: [
-      note("forward pass", { x: line.backward, xanchor: "right", xshift: -5, y: 1, yref: "paper", yanchor: "bottom" }),
-      note("backward pass", { x: line.backward, xanchor: "left", xshift: 5, y: 1, yref: "paper", yanchor: "bottom" }),
-      note(`pool ${inWords(pool)}`, { x: 0, xref: "paper", xanchor: "left", xshift: 4, y: pool / MIB, yanchor: "bottom", font: { size: 12, color: colour("--accent") } }),
-      note(`<b>peak ${inWords(line.peak_bytes)}</b>`, { x: line.peak + 0.5, xanchor: right ? "right" : "left", xshift: right ? -9 : 9, y: peak,
-        yanchor: peak > pool / MIB - 0.02 * most ? "bottom" : "middle", yshift: peak > pool / MIB - 0.02 * most ? 13 : 5, font: { size: 12, color: colour("--ink") } }),
-    ],
-  }), CONFIG);
+  traces.push({
+    x: [line.peak + 0.5],
+    y: [peak],
+    type: "scatter",
+    mode: "markers",
+    hoverinfo: "skip",
+    marker: {
+      symbol: "triangle-down",
+      size: 11,
+      color: colour("--ink"),
+      line: { color: colour("--card"), width: 1.5 },
+    },
+    cliponaxis: false,
+  });
+  const note = (text, about) => ({
+    text,
+    showarrow: false,
+    font: { size: 12, color: colour("--quiet") },
+    ...about,
+  });
+  const rule = (about, dash, named) => ({
+    type: "line",
+    line: { color: colour(named), width: 1, dash },
+    ...about,
+  });
+  Plotly.react(
+    `${which}-plot`,
+    traces,
+    layout({
+      height: narrow() ? 260 : 300,
+      hovermode: "x",
+      hoverdistance: -1,
+      uirevision: `${which} ${PICKED.plan} ${PICKED.scale}`,
+      xaxis: {
+        title: { text: AXIS, font: { size: 12 } },
+        range: [0, Math.max(1, line.steps)],
+        showgrid: false,
+        tickformat: ",d",
+      },
+      yaxis: {
+        title: { text: "alive, MiB", font: { size: 12 } },
+        range: [0, most],
+        rangemode: "nonnegative",
+        tickformat: most > 10 ? ",d" : "",
+      },
+      shapes: [
+        {
+          type: "rect",
+          layer: "below",
+          xref: "x",
+          yref: "paper",
+          x0: line.backward,
+          x1: line.steps,
+          y0: 0,
+          y1: 1,
+          fillcolor: colour("--shade"),
+          line: { width: 0 },
+        },
+        rule(
+          { xref: "x", yref: "paper", x0: line.backward, x1: line.backward, y0: 0, y1: 1 },
+          "dot",
+          "--quiet",
+        ),
+        rule(
+          { xref: "paper", yref: "y", x0: 0, x1: 1, y0: pool / MIB, y1: pool / MIB },
+          "dash",
+          "--accent",
+        ),
+      ],
+      annotations: [
+        note("forward pass", {
+          x: line.backward,
+          xanchor: "right",
+          xshift: -5,
+          y: 1,
+          yref: "paper",
+          yanchor: "bottom",
+        }),
+        note("backward pass", {
+          x: line.backward,
+          xanchor: "left",
+          xshift: 5,
+          y: 1,
+          yref: "paper",
+          yanchor: "bottom",
+        }),
+        note(`pool ${inWords(pool)}`, {
+          x: 0,
+          xref: "paper",
+          xanchor: "left",
+          xshift: 4,
+          y: pool / MIB,
+          yanchor: "bottom",
+          font: { size: 12, color: colour("--accent") },
+        }),
+        note(`<b>peak ${inWords(line.peak_bytes)}</b>`, {
+          x: line.peak + 0.5,
+          xanchor: right ? "right" : "left",
+          xshift: right ? -9 : 9,
+          y: peak,
+          yanchor: peak > pool / MIB - 0.02 * most ? "bottom" : "middle",
+          yshift: peak > pool / MIB - 0.02 * most ? 13 : 5,
+          font: { size: 12, color: colour("--ink") },
+        }),
+      ],
+    }),
+    CONFIG,
+  );
 }
+
+const sumOf = (column, rows) => rows.reduce((sum, k) => sum + column[k], 0);
 
 // The drawn step at a place of the axis.
 function drawnAt(line, x) {
   let low = 0, high = line.drawn.length - 1;
   while (low < high) {
     const middle = (low + high + 1) >> 1;
-    if (line.drawn[middle] <= x) low = middle; else high = middle - 1;
+    if (line.drawn[middle] <= x) low = middle;
+    else high = middle - 1;
   }
   return low;
 }
@@ -133,13 +244,25 @@ function tensorName(t, k) {
   const name = label ? `${label} (a copy)` : DATA.operators.name[row] + output;
   return t.state[k] === 3 ? `gradient of ${name}` : name;
 }
-function tensorOp(t, k) { return t.row[k] < 0 ? "" : DATA.operators.op[t.row[k]]; }
-function lives(t, k) { return t.start[k] === t.stop[k] ? `in step ${t.start[k]} alone` : `steps ${t.start[k]} to ${t.stop[k]}`; }
+function tensorOp(t, k) {
+  return t.row[k] < 0 ? "" : DATA.operators.op[t.row[k]];
+}
+function lives(t, k) {
+  return t.start[k] === t.stop[k]
+    ? `in step ${t.start[k]} alone`
+    : `steps ${t.start[k]} to ${t.stop[k]}`;
+}
 function reasonOf(which, t, k) {
   if (t.reason[k]) return t.reason[k];
   const row = t.row[k];
-  if (t.state[k] === 1 && row >= 0) return which === "planned" && plan().choice[row] === "r" ? "it is recomputed later" : "no gradient reads it";
-  if (t.state[k] === 2 && row >= 0) return `for the backward pass, which takes ${inTime(DATA.operators.forward[row])}`;
+  if (t.state[k] === 1 && row >= 0) {
+    return which === "planned" && plan().choice[row] === "r"
+      ? "it is recomputed later"
+      : "no gradient reads it";
+  }
+  if (t.state[k] === 2 && row >= 0) {
+    return `for the backward pass, which takes ${inTime(DATA.operators.forward[row])}`;
+  }
   if (t.state[k] !== 0) return "";
   return which === "unplanned" ? "without a plan all is kept that a gradient reads" : "";
 }
@@ -153,25 +276,45 @@ function showTip(which, event) {
     if (event.yvals[0] <= below) group = k;
   }
   const tip = $("tip"), step = `step ${line.drawn[at]} of ${line.steps}`;
-  const lines = [make("div", { class: "quiet", text: `${step}: ${runningAt(line, at)}` }),
-    make("div", { text: `${inWords(line.live[at])} alive` })];
+  const lines = [
+    make("div", { class: "quiet", text: `${step}: ${runningAt(line, at)}` }),
+    make("div", { text: `${inWords(line.live[at])} alive` }),
+  ];
   if (group >= 0) {
     const alive = aliveAt(shown, at, group);
-    lines.push(make("div", { class: "who" }, make("i", { style: `background:var(${groups[group].colour})` }),
-      ` ${groups[group].name}: ${inWords(stacks[group][at])} in ${alive.reduce((sum, k) => sum + t.count[k], 0)} tensors`));
+    lines.push(
+      make(
+        "div",
+        { class: "who" },
+        make("i", { style: `background:var(${groups[group].colour})` }),
+        ` ${groups[group].name}: ${inWords(stacks[group][at])} in ${sumOf(t.count, alive)} tensors`,
+      ),
+    );
     for (const k of alive.slice(0, 2)) {
       const many = t.count[k] > 1 ? ` and ${t.count[k] - 1} more` : "";
       const reason = reasonOf(which, t, k);
-      lines.push(make("div", { class: "tensor" },
-        make("div", { text: `${tensorName(t, k)}${many}` }),
-        make("div", { class: "quiet", text: `${tensorOp(t, k)} ${t.shape[k]} · ${inWords(t.bytes[k])} · ${lives(t, k)}` }),
-        make("div", { class: "quiet", text: STATE_WORDS[t.state[k]] + (reason ? `: ${reason}` : "") })));
+      lines.push(
+        make(
+          "div",
+          { class: "tensor" },
+          make("div", { text: `${tensorName(t, k)}${many}` }),
+          make("div", {
+            class: "quiet",
+            text: `${tensorOp(t, k)} ${t.shape[k]} · ${inWords(t.bytes[k])} · ${lives(t, k)}`,
+          }),
+          make("div", {
+            class: "quiet",
+            text: STATE_WORDS[t.state[k]] + (reason ? `: ${reason}` : ""),
+          }),
+        ),
+      );
     }
   }
   fill(tip, ...lines);
   tip.hidden = false;
   const { clientX: x, clientY: y } = event.event, box = tip.getBoundingClientRect();
-  tip.style.left = `${Math.max(8, x + 18 + box.width > window.innerWidth ? x - 18 - box.width : x + 18)}px`;
+  const left = x + 18 + box.width > window.innerWidth ? x - 18 - box.width : x + 18;
+  tip.style.left = `${Math.max(8, left)}px`;
   tip.style.top = `${Math.max(8, Math.min(y + 14, window.innerHeight - box.height - 8))}px`;
 }
 
@@ -182,25 +325,47 @@ function pin(which, at) {
   const where = which === "planned" ? "With the plan" : "Without a plan";
   const peak = line.drawn[at] === line.peak ? ", the peak" : "";
   $("alive-title").textContent = alive.length
-    ? `${where}, step ${line.drawn[at]} of ${line.steps}${peak}: ${inWords(line.live[at])} alive in ${runningAt(line, at) || "it"}`
+    ? `${where}, step ${line.drawn[at]} of ${line.steps}${peak}: ` +
+      `${inWords(line.live[at])} alive in ${runningAt(line, at) || "it"}`
     : "Nothing is alive in the pool";
   const titles = [["Memory", 1], ["Tensor"], ["Operator"], ["Shape"], ["Lives"], ["What and why"]];
-  fill(document.querySelector("#alive thead"), make("tr", {}, ...titles.map(([text, number]) => make("th", { text, class: number ? "number" : "" }))));
-  fill(document.querySelector("#alive tbody"), ...few.map((k) => {
-    const reason = reasonOf(which, t, k), many = t.count[k] > 1 ? ` and ${t.count[k] - 1} more` : "";
-    return make("tr", {}, make("td", { class: "number", text: inWords(t.bytes[k]), "data-bytes": t.bytes[k] }),
-      make("td", { class: "name", text: tensorName(t, k) + many }), make("td", { text: tensorOp(t, k) }), make("td", { class: "whole", text: t.shape[k] }),
-      make("td", { class: "whole", text: lives(t, k) }), make("td", { class: "why", text: STATE_WORDS[t.state[k]] + (reason ? `: ${reason}` : "") }));
-  }));
+  fill(
+    document.querySelector("#alive thead"),
+    make(
+      "tr",
+      {},
+      ...titles.map(([text, number]) => make("th", { text, class: number ? "number" : "" })),
+    ),
+  );
+  fill(
+    document.querySelector("#alive tbody"),
+    ...few.map((k) => {
+      const reason = reasonOf(which, t, k),
+        many = t.count[k] > 1 ? ` and ${t.count[k] - 1} more` : "";
+      return make(
+        "tr",
+        {},
+        make("td", { class: "number", text: inWords(t.bytes[k]), "data-bytes": t.bytes[k] }),
+        make("td", { class: "name", text: tensorName(t, k) + many }),
+        make("td", { text: tensorOp(t, k) }),
+        make("td", { class: "whole", text: t.shape[k] }),
+        make("td", { class: "whole", text: lives(t, k) }),
+        make("td", { class: "why", text: STATE_WORDS[t.state[k]] + (reason ? `: ${reason}` : "") }),
+      );
+    }),
+  );
   $("alive-rest").textContent = rest.length
-    ? `${inWords(rest.reduce((sum, k) => sum + t.bytes[k], 0))} more in ${rest.reduce((sum, k) => sum + t.count[k], 0)} tensors.` : "";
+    ? `${inWords(sumOf(t.bytes, rest))} more in ${sumOf(t.count, rest)} tensors.`
+    : "";
 }
 
 function listenToTimelines() {
   for (const which of Object.keys(SHOWN)) {
     const plot = $(`${which}-plot`);
     plot.on("plotly_hover", (event) => showTip(which, event));
-    plot.on("plotly_unhover", () => { $("tip").hidden = true; });
+    plot.on("plotly_unhover", () => {
+      $("tip").hidden = true;
+    });
     plot.on("plotly_click", (event) => {
       const x = event.xvals ? event.xvals[0] : event.points[0].x;
       pin(which, drawnAt(SHOWN[which].line, x));
