@@ -163,7 +163,7 @@ def frontier(
     def find(strategy: Strategy) -> tuple[Strategy, SearchResult]:
         return strategy, search_pareto_front(strategy)
 
-    strategy, searched = plan_by(request, options, find)
+    (strategy, searched), remarks = plan_by(request, options, find)
     candidates = pareto_front(searched.plans, by_added_time)
     interrupted = searched.interrupted
     if len(candidates) > points:
@@ -182,6 +182,8 @@ def frontier(
     if interrupted:
         log.warning("interrupted: these are the plans that were found so far")
     plans = [make_plan(replace(solution, interrupted=interrupted)) for solution in solutions]
+    for warning in dict.fromkeys((*remarks, *(text for plan in plans for text in plan.warnings))):
+        log.warning(warning)
     return Frontier(pareto_front(plans, lambda plan: (plan.time_overhead, plan.pool_bytes)))
 
 
@@ -311,7 +313,9 @@ def largest_batch(
         strategy_at = lru_cache(maxsize=None)(lambda batch: make(request(batch)))
         return _largest_batch(strategy_at, limit)
 
-    largest = plan_by(request(1), how, find)
+    largest, remarks = plan_by(request(1), how, find)
+    for warning in (*remarks, *largest.plan.warnings):
+        log.warning(warning)
     largest._request, largest._options = request, how
     return largest
 

@@ -104,6 +104,8 @@ class Plan(Reported):
         Of each operator that ``recompute=`` names and the plan does not recompute, why.
     declined : str
         Why a plan that was found is not taken (``how='auto'``); empty otherwise.
+    warnings : tuple of str
+        What was logged when it was made: that it saves little, say, and why.
     options : dict
         Keywords with which ``memonger.plan`` makes it again for this request; a budget in bytes.
     """
@@ -134,6 +136,7 @@ class Plan(Reported):
     unmet: dict[str, str] = field(default_factory=dict)
     options: dict[str, Json] = field(default_factory=dict)
     declined: str = ""
+    warnings: tuple[str, ...] = ()
 
     if not TYPE_CHECKING:  # a type checker would take any name
 
@@ -488,9 +491,7 @@ def _compare(file: files.Path, request: Request, net: Symbol, spec: InputSpec) -
 
 
 def make_plan(solution: Solution) -> Plan:
-    """Make a Plan of a solution, and log what it warns of."""
-    for warning in solution.warnings:
-        log.warning(warning)
+    """Make a Plan of a solution."""
     strategy, plan, memory = solution.strategy, solution.plan, solution.memory
     nodes, unplanned = strategy.graph.nodes, strategy.unplanned
     inserted = insert_identities([node.name for node in nodes], plan.identities).behind
@@ -500,10 +501,10 @@ def make_plan(solution: Solution) -> Plan:
         options.pop(name, None)
     if solution.is_fastest:
         options["budget"] = memory.pool_bytes
-    unmet = describe_unmet(strategy, plan)
+    unmet, warnings = describe_unmet(strategy, plan), solution.warnings
     if unmet:
-        text = "recompute= names %d operators of which %d are not recomputed; print the plan"
-        log.warning(text, len(strategy.request.recompute.nodes), len(unmet))
+        text = f"recompute= names {len(strategy.request.recompute.nodes)} operators of which "
+        warnings += (f"{text}{len(unmet)} are not recomputed; print the plan",)
     planned = Plan(
         symbol=solution.symbol,
         unplanned_bytes=unplanned.pool_bytes,
@@ -525,6 +526,7 @@ def make_plan(solution: Solution) -> Plan:
         unmet=unmet,
         options=options,
         declined=solution.declined,
+        warnings=warnings,
         pool_bytes=memory.pool_bytes,
         counted_bytes=memory.counted_bytes,
         peak_bytes=memory.peak_bytes,

@@ -184,7 +184,10 @@ def plan(
         "rules": rules,
     }
     request, options = read_arguments("plan", net, shapes, {**keywords, **input_shapes})
-    return make_plan(solve(request, options))
+    planned = make_plan(solve(request, options))
+    for warning in planned.warnings:
+        log.warning(warning)
+    return planned
 
 
 def search_plan(

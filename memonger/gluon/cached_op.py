@@ -273,11 +273,6 @@ class PlannedOp:
             return Decision(kind, plan)
         plan = replace(plan)  # without its replay: it may be large
         count = count_bytes(plan, self._inputs)
-        if count.planned >= count.plain:
-            raise MemongerError(
-                f"by its plan it would take {format_size(count.planned)} in Gluon, and without it "
-                f"{format_size(count.plain)}"
-            )
         graph = PlannedGraph(plan.symbol, self._names, self._parameters, self._usual.is_np_sym)
         # Calls of other shapes may exceed a budget in bytes, but hardly a share of their memory.
         return Decision(

@@ -11,6 +11,7 @@ from memonger.graph.read import forward_graph
 from memonger.graph.training import HEAD_COPY, NO_NODE, training_graph
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.solve.memory import find_wanted
+from memonger.support.errors import MemongerError, format_size
 
 
 class Count(NamedTuple):
@@ -27,6 +28,11 @@ def count_bytes(plan: Plan, inputs: Collection[str]) -> Count:
 
     Without it, MXNet's executor, whose pool a plan counts, copies gradients of outputs, and Gluon
     does not. Marks need copies of inputs and outputs, and arrays for the gradients of inputs.
+
+    Raises
+    ------
+    MemongerError
+        If a step takes no less by the plan.
     """
     request, symbol = plan.request, plan.symbol
     graph = forward_graph(request.symbol, request.spec)
@@ -46,4 +52,9 @@ def count_bytes(plan: Plan, inputs: Collection[str]) -> Count:
         names += [name for name in names if request.grad_req[name] != "null"]
         planned = plan.pool_bytes + outputs + sum(tensors[name].nbytes for name in names)
         together = planned
+    if planned >= plain:
+        raise MemongerError(
+            f"by its plan it would take {format_size(planned)} in Gluon, and without it "
+            f"{format_size(plain)}"
+        )
     return Count(planned, plain, together, training.kept_bytes)

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from typing import Any, Callable, Iterator, Mapping, MutableMapping, Sequence
 from memonger.api.plan import Plan, make_plan
 from memonger.api.report import check_report, ordered, write_report
 from memonger.gluon.cached_op import PlannedBlock
+from memonger.gluon.counting import count_bytes
 from memonger.gluon.planning import plan_others
 from memonger.graph.forward import no_collection
 from memonger.graph.inputs import check_device
@@ -119,6 +121,8 @@ class Session:
         self.pools: MutableMapping[Executor, int] = weakref.WeakKeyDictionary()
         self._found: Latest[Plan] = Latest(128)  # by the arguments of `_find`
         self._lines: set[str] = set()  # that are logged once
+        self._kinds: set[str] = set()  # of warnings: how those begin that were logged
+        self._is_silent = False  # whether a line said that no more networks are told one by one
         self._unkept = False  # whether a plan could not be kept
         self._usual_logging = package_log.level, package_log.propagate
         self._handler = logging.StreamHandler()
@@ -175,7 +179,14 @@ class Session:
     ) -> Plan:
         block = reference()
         bound = self._bound(keywords["ctx"], lambda: find_of_block(block))
-        return self._find(block.name, "Gluon", net, shapes, **{**keywords, **bound})
+        inputs = [name for name in net.list_inputs() if name not in block.collect_params()]
+
+        def accept(plan: Plan) -> None:
+            if plan.is_used:
+                count_bytes(plan, inputs)
+
+        keywords = {**keywords, **bound, "accept": accept}
+        return self._find(block.name, "Gluon", net, shapes, **keywords)
 
     def _bound(self, ctx: object, find_optimizer: Callable[[], object]) -> Keywords:
         """Return the options, with what a budget of a device counts of the script's optimizer."""
@@ -235,9 +246,13 @@ class Session:
         net: Symbol,
         shapes: Keywords,
         lent: Lent | None = None,
+        accept: Callable[[Plan], None] = lambda _: None,
         **keywords: Any,
     ) -> Plan:
-        """Find a plan, or take the one that was found before, and log it."""
+        """Find a plan, or take the one that was found before, and log it.
+
+        ``accept`` raises MemongerError for a plan that will not be used.
+        """
         state = mx.util.is_np_shape(), read_mxnet_variables()
         key = json_of(net), repr((shapes, lent, sorted(keywords.items()), state))
         plan = self._found.get(key)
@@ -260,6 +275,7 @@ class Session:
                 raise MemongerError(str(error)) from None
         if plan.interrupted:  # Ctrl-C was meant for the script
             raise KeyboardInterrupt
+        accept(plan)
         seconds = time.monotonic() - start
         if self._check:
             self._compare(name, net, plan)
@@ -267,10 +283,14 @@ class Session:
         self.plans.append(plan)
         self._networks[plan] = name, options.budget
         self._seconds += seconds
-        if len(self.plans) <= TOLD:
-            log.info("%s: %s; planned in %.1f s", place, self._figures(plan), seconds)
-        elif len(self.plans) == TOLD + 1:
+        kinds = {re.split(r"[\d']", warning)[0] for warning in plan.warnings}
+        if len(self.plans) <= TOLD or not kinds <= self._kinds:
+            told = "; ".join([self._figures(plan), *plan.warnings])
+            log.info("%s: %s; planned in %.1f s", place, told, seconds)
+        elif not self._is_silent:
             log.info("more networks are planned; the end tells of all")
+            self._is_silent = True
+        self._kinds |= kinds
         return plan
 
     @contextlib.contextmanager

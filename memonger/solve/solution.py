@@ -98,11 +98,12 @@ def solve(request: Request, options: Options) -> Solution:
         If no plan that was found is within the limits.
     """
     limits = options.budget, options.slower_than, options.work
-    if options.how != AUTO or options.knee or limits != (None,) * 3:
-        solution = plan_by(request, options, solve_by)
-    else:
-        find = functools.partial(solve_by, judge=_judge)
-        solution = plan_by(request, replace(options, work=ONE_MORE_PASS), find)
+    is_free = options.how == AUTO and not options.knee and limits == (None,) * 3
+    find = functools.partial(solve_by, judge=_judge if is_free else None)
+    within = replace(options, work=ONE_MORE_PASS) if is_free else options
+    solution, remarks = plan_by(request, within, find)
+    solution = replace(solution, warnings=(*remarks, *solution.warnings))
+    if is_free:
         if options.lent is not None or solution.strategy.leaves_alone:
             return solution
         solution = _or_marks(request, solution, find)
@@ -134,16 +135,18 @@ def _keep_own_marks(request: Request, options: Options, solution: Solution) -> S
     )
 
 
-def plan_by(request: Request, options: Options, find: Callable[[Strategy], T]) -> T:
-    """Call ``find`` with the strategy that ``how`` names.
+def plan_by(
+    request: Request, options: Options, find: Callable[[Strategy], T]
+) -> tuple[T, tuple[str, ...]]:
+    """Call ``find`` with the strategy that ``how`` names; return what it returns, and remarks.
 
     With 'auto' that is schedules, or marks if no schedule can hold the network or is within the
-    limits.
+    limits. A remark says why it is marks.
     """
     refusal = None
     if options.how in ("schedule", AUTO):
         try:
-            return find(Schedules(request, replace(options, how="schedule")))
+            return find(Schedules(request, replace(options, how="schedule"))), ()
         except MemongerError as error:
             if options.how != AUTO:
                 raise
@@ -151,17 +154,14 @@ def plan_by(request: Request, options: Options, find: Callable[[Strategy], T]) -
     by_marks = Original if options.planner == "chen2016" else Marks
     strategy = by_marks(request, replace(options, how="marks"))
     if not isinstance(refusal, BudgetError):
-        if refusal is not None:
-            log.warning("planning by marks, because no schedule can hold this network: %s", refusal)
-        return find(strategy)
+        why = f"planning by marks, because no schedule can hold this network: {refusal}"
+        return find(strategy), () if refusal is None else (why,)
     try:
-        found = find(strategy)
+        return find(strategy), ("planning by marks, because no schedule is within the limits",)
     except BudgetError as error:
         # With a limit of time, the bytes of an error are not those of the smallest plan.
         is_nearer = error.least_bytes < refusal.least_bytes and options.slower_than is None
         raise (error if is_nearer else refusal) from None
-    log.warning("planning by marks, because no schedule is within the limits")
-    return found
 
 
 def _or_marks(
@@ -181,8 +181,8 @@ def _or_marks(
     by_marks = find(Marks(request, replace(strategy.options, how="marks")))
     if by_marks.memory.counted_bytes >= least:
         return solution
-    log.warning("planning by marks, because the smallest schedule takes more memory")
-    return by_marks
+    why = "planning by marks, because the smallest schedule takes more memory"
+    return replace(by_marks, warnings=(why, *by_marks.warnings))
 
 
 def solve_by(
@@ -459,8 +459,8 @@ def _advise(strategy: Strategy, solution: Solution) -> Solution:
             warnings.append(f"{text}; planner='smallest' never returns such a plan")
     elif saved <= 0:
         of = " that recomputes what recompute= names" if strategy.forced else ""
-        text = f"no plan{of} saves memory ({before} without a plan), so the network is returned"
-        warnings.append(f"{text} unmarked: {_explain_little(strategy)}")
+        text = f"no plan{of} saves memory ({before} without a plan), so the network stays as it is"
+        warnings.append(f"{text}: {_explain_little(strategy)}")
     elif saved < SMALL_SAVING * pool:
         text = f"the plan saves {100 * saved / pool:.1f} % of {format_size(pool)}"
         warnings.append(f"{text}: {_explain_little(strategy)}")

@@ -8,6 +8,7 @@ import json
 import logging
 import logging.handlers
 import os
+import re
 import shutil
 import types
 from pathlib import Path
@@ -191,6 +192,50 @@ def test_what_is_bound_again_is_planned_once(capfd: Any) -> None:
             net().simple_bind(mx.cpu(), data=(size, 3, 8, 8), softmax_label=(size,))
     lines = [line for line in capfd.readouterr().err.splitlines() if "planned in" in line]
     assert len(lines) == len(session.plans) == 2
+
+
+def test_one_line_tells_of_each_bind(capfd: Any) -> None:
+    """Of what no plan helps; of a sixth network only what was not said before."""
+    s = mx.sym
+    dense = s.SoftmaxOutput(
+        s.FullyConnected(s.var("data"), num_hidden=10, name="fc"), name="softmax"
+    )
+    x = s.tanh(s.FullyConnected(s.var("x"), num_hidden=64, name="fc"))
+    rows = [s.sin(s.FullyConnected(x, num_hidden=64, name=f"fc{k}")) for k in range(8)]
+    wrong = s.MakeLoss(s.add_n(s.clip(x, -0.5, 0.5, name="limit"), *rows), name="sum")
+    with memonger.enable(how="schedule", cache=False):
+        for batch in range(4, 11):
+            dense.simple_bind(mx.cpu(), softmax_label=(batch,), data=(batch, 20))
+        wrong.simple_bind(mx.cpu(), x=(4, 20))
+    log = re.sub(r"planned in .*", "planned in T", capfd.readouterr().err)
+    first, *_, more, told, _ = log.splitlines()
+    assert first == (
+        "memonger: softmax on cpu(0): 0.3 KiB, as it is; no plan saves memory (0.3 KiB without a "
+        "plan), so the network stays as it is: the peak is 0.3 KiB; the gradient of 'fc' "
+        "(FullyConnected) alone needs 0.2 KiB at once; planned in T"
+    )
+    assert log.count("\n") == 5 + 3 and "more networks are planned" in more
+    assert re.fullmatch(
+        r"memonger: sum on cpu\(0\): 18.0 KiB -> 10.5 KiB, \d+ % of a step's time added; MXNet "
+        r"computes wrong gradients, with or without a plan: it adds those of 'limit' \(clip\) to "
+        r"sums in place, .*; planned in T",
+        told,
+    )
+
+
+def test_a_plan_that_gluons_arrays_make_useless_is_told_as_none(capfd: Any) -> None:
+    """Marks copy an output that is larger than all else; it is counted by no line as planned."""
+    block = mx.gluon.nn.HybridSequential(prefix="wide_")
+    for _ in range(6):
+        block.add(mx.gluon.nn.Dense(16, activation="tanh", in_units=16))
+    block.add(mx.gluon.nn.Dense(500, in_units=16))
+    block.initialize()
+    block.hybridize()
+    with memonger.enable(how="marks", cache=False) as session, mx.autograd.record():
+        block(mx.nd.ones((256, 16)))
+    said = "by its plan it would take 1.6 MiB in Gluon, and without it 708.0 KiB"
+    assert capfd.readouterr().err == f"memonger: wide trains without a plan: {said}\n"
+    assert session.plans == []
 
 
 def test_planning_that_takes_long_is_announced(monkeypatch: Any, capfd: Any) -> None:
