@@ -4,7 +4,8 @@ The problem is NP-hard. Items are placed one by one, the largest first, into the
 fits; some order of the items gives the smallest arena. If the arena is larger than the most bytes
 alive at once, simulated annealing changes the order: it swaps an item at the top of the arena, or
 one that is alive with it, with another item that is alive with it, and keeps the change if the
-arena is not much larger. Items smaller than a 500th of the bytes alive come last.
+arena is not much larger. Of more than 8 items, those smaller than a 500th of the bytes alive come
+last.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from memonger.support.kernels import compiled
 from memonger.support.types import Int32s, Int64s
 
 EFFORT = 5 * 10**8  # limit of the items that annealing visits: about a second
-SMALL = 500  # items smaller than this fraction of the bytes alive come last
+SMALL = 500  # items smaller than this fraction of the bytes alive come last,
+FEW = 8  # unless there are no more items than this
 
 
 class Placement(NamedTuple):
@@ -52,7 +54,8 @@ def place_items(
     change = np.bincount(start, size, steps + 1) - np.bincount(stop + 1, size, steps + 1)
     alive = int(np.cumsum(change).astype(np.int64)[:-1].max(initial=0))
     order = np.lexsort((start, -size))
-    large = int(np.count_nonzero(size * SMALL >= alive))
+    is_few = len(size) <= FEW
+    large = len(size) if is_few else int(np.count_nonzero(size * SMALL >= alive))
     offset = np.zeros(len(size), dtype=np.int64)
     effort = min(EFFORT, 1000 * large**3)
     offset[order] = compiled.place(start[order], stop[order], size[order], large, alive, effort)

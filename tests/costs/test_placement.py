@@ -72,6 +72,7 @@ def smallest(items: list[Item]) -> int:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ITEMS, max_size=5))
+@example([(0, 0, 1000), (0, 1, 1), (1, 2, 1), (2, 2, 1000)])  # small items cost a byte if last
 def test_few_items_take_the_smallest_arena(items: list[Item]) -> None:
     assert place(items, 1).nbytes == smallest(items)
 
