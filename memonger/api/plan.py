@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import sha256
@@ -19,13 +20,13 @@ from memonger.api.notebook import write_table
 from memonger.api.report import Reported
 from memonger.costs.time.times import find_times
 from memonger.graph import inputs, marks
-from memonger.graph.forward import insert_identities
+from memonger.graph.forward import INSERTED, RECORD, insert_identities
 from memonger.graph.inputs import InputSpec, check_symbol, drop_old_types, read_shapes
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
 from memonger.solve.options import Options
-from memonger.solve.request import Request, read_mxnet_variables, read_structure
+from memonger.solve.request import Request, fingerprint, read_mxnet_variables, read_structure
 from memonger.solve.selection import Selection
 from memonger.solve.solution import Solution, describe_slowest, describe_unmet
 from memonger.support import files
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("memonger")
 
 KIND, FORMAT = "memonger plan", 4  # of what is written
+#: Fields of a Plan that have names of nodes.
+NAMING = ("kept", "recomputed", "copies", "floor", "slowest", "unmet", "declined", "warnings")
 FEW = 3  # names that are printed
 GROUPS = 4  # of tensors that are printed
 
@@ -369,23 +372,13 @@ def load_plan(
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
     content = _read_content(file)
-    saved, schedule = content["request"], _read_schedule(content)
-    planned = mx.sym.load_json(saved["symbol"])
-    shapes_of_plan = {name: tuple(shape) for name, shape in saved["spec"]["shapes"].items()}
-    spec = InputSpec(shapes_of_plan, saved["spec"]["types"])
+    planned, schedule = mx.sym.load_json(content["request"]["symbol"]), _read_schedule(content)
+    request = _read_request(content, planned)
     if net is not None:
-        planned = _with_variables_of(drop_old_types(check_symbol(net), spec), planned)
-    bare = marks.clear(marks.unplan(planned))
+        planned = _with_variables_of(drop_old_types(check_symbol(net), request.spec), planned)
+        request = _read_request(content, planned)
     if schedule is not None:
-        planned = scheduled(bare, schedule)
-    request = Request(
-        symbol=bare,
-        spec=spec,
-        grad_req=saved["grad_req"],
-        ctx=inputs.parse_devices(saved["ctx"]),
-        until=saved["until"],
-        **{k: Selection(*map(tuple, saved[k])) for k in ("keep", "recompute") if k in saved},
-    )
+        planned = scheduled(request.symbol, schedule)
     if net is not None:
         given = read_shapes(check_symbol(net), shapes, input_shapes, None)
         _compare(file, request, net, given)
@@ -401,8 +394,10 @@ def load_plan(
     return Plan(symbol=planned, request=request, schedule=schedule, **_read_figures(content))
 
 
-def restore_plan(file: files.Path, request: Request) -> Plan:
-    """Read a plan that was saved for this request: the caller knows that it was.
+def restore_plan(file: files.Path, request: Request) -> Plan | None:
+    """Read a plan that was saved for this network and these inputs, whatever their names are.
+
+    It gets the names of the request. None if the file has a plan of another network.
 
     Raises
     ------
@@ -411,11 +406,62 @@ def restore_plan(file: files.Path, request: Request) -> Plan:
     """
     content = _read_content(file)
     schedule, symbol = _read_schedule(content), request.symbol
+    planned = mx.sym.load_json(content["request"]["symbol"])
+    saved = _read_request(content, planned)
+    if fingerprint(saved, Options()) != fingerprint(request, Options()):
+        return None
+    planned, names = _rename_nodes(planned, saved.symbol, symbol)
     if schedule is not None:
         planned = scheduled(symbol, schedule)
-    else:
-        planned = _with_variables_of(symbol, mx.sym.load_json(content["request"]["symbol"]))
-    return Plan(symbol=planned, request=request, schedule=schedule, **_read_figures(content))
+    read_here = _read_figures(content)
+    read_here.update({field: _rename(read_here[field], names) for field in NAMING})
+    return Plan(symbol=planned, request=request, schedule=schedule, **read_here)
+
+
+def _rename_nodes(planned: Symbol, old: Symbol, new: Symbol) -> tuple[Symbol, dict[str, str]]:
+    """Return a planned symbol with the names and variables of a copy of its network, and the names.
+
+    ``old`` is the network of the plan, and ``new`` the copy: their nodes are in the same order.
+    """
+    graph, names = read(planned), {}
+    pairs = zip(read(old)["nodes"], read(new)["nodes"])
+    before, after = "", ""
+    for node in graph["nodes"]:
+        attrs, name = node.get("attrs", {}), node["name"]
+        if attrs.get(RECORD) == INSERTED:  # `insert_identities` puts it behind the node it saves
+            node["name"] = after + name[len(before) :]
+        else:
+            own, copy = next(pairs)
+            before, after = own["name"], copy["name"]
+            node["name"] = after
+            if node["op"] == "null":
+                node["attrs"] = attributes(copy)
+        names[name] = node["name"]
+    return load_nodes(graph["nodes"], graph["heads"]), names
+
+
+def _rename(value: Json, names: Mapping[str, str]) -> Json:
+    """Return a name, or names in quotes in a text, or these in a tuple or a dict, renamed."""
+    if isinstance(value, dict):
+        return {names.get(k, k): _rename(text, names) for k, text in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_rename(text, names) for text in value)
+    quoted = re.sub(r"'([^' ]+)'", lambda match: repr(names.get(match[1], match[1])), value)
+    return names.get(value, quoted)
+
+
+def _read_request(content: Mapping[str, Json], planned: Symbol) -> Request:
+    """Read the request of a saved plan; ``planned`` is its symbol."""
+    saved = content["request"]
+    shapes = {name: tuple(shape) for name, shape in saved["spec"]["shapes"].items()}
+    return Request(
+        symbol=marks.clear(marks.unplan(planned)),
+        spec=InputSpec(shapes, saved["spec"]["types"]),
+        grad_req=saved["grad_req"],
+        ctx=inputs.parse_devices(saved["ctx"]),
+        until=saved["until"],
+        **{k: Selection(*map(tuple, saved[k])) for k in ("keep", "recompute") if k in saved},
+    )
 
 
 def _list(names: Sequence[str]) -> str:

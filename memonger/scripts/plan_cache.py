@@ -1,8 +1,8 @@
 """Plans that are kept in the user's cache folder, so that a script that starts again has them.
 
-A file's name is a hash of all that its plan depends on: network and options, MXNet with its
-features and environment variables, the machine, and memonger's own code. ``Plan.save`` writes the
-content, which is checked when it is read.
+A file's name is a hash of all that its plan depends on: network (whatever its names are) and
+options, MXNet with its features and environment variables, the machine, and memonger's own code.
+``Plan.save`` writes the content, which is checked when it is read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 import stat
 from pathlib import Path
@@ -22,8 +23,9 @@ from memonger.solve.request import Request, fingerprint
 from memonger.support import cache
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
-from memonger.support.symbols import read as read_graph
 from memonger.support.types import Json
+
+log = logging.getLogger("memonger.scripts")
 
 MAX_BYTES = 2**28  # of all plans; those that were not used for longest go
 PRIVATE = 0o700  # the mode of a new folder
@@ -37,9 +39,6 @@ def file_of(request: Request, options: Options) -> Path | None:
     timed_on = request.find_timing_device(options.gpu, options.measure)
     parts = [
         fingerprint(request, options),
-        [node["name"] for node in read_graph(request.symbol)["nodes"]],
-        request.keep.patterns,
-        request.recompute.patterns,
         timed_on.sheet,
         timed_on.ctx and describe_device(timed_on.ctx),
         _installed(),
@@ -60,11 +59,14 @@ def _installed() -> list[Json]:
 
 
 def read(file: Path, request: Request) -> Plan | None:
-    """Read the plan of a request, if it is kept."""
+    """Read the plan of a request, if it is kept; warn where the file has another network's."""
     try:
         _check_owned(file.parent)
         plan = restore_plan(file, request)
     except (OSError, MemongerError):
+        return None
+    if plan is None:
+        log.warning("%r has a plan of another network, and is written anew", str(file))
         return None
     with contextlib.suppress(OSError):  # a folder that cannot be written
         os.utime(file)  # for `_make_room`

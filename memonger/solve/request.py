@@ -197,7 +197,8 @@ def _strip(graph: Json) -> Json:
             for name in MADE_ANEW:
                 node.get("attrs", {}).pop(name, None)
             for subgraph in node.get("subgraphs", ()):
-                _strip(subgraph)
+                for inner in _strip(subgraph)["nodes"]:
+                    inner.pop("name", None)
         elif "attrs" in node:
             node["attrs"] = {k: v for k, v in node["attrs"].items() if k in READ_BY_BIND}
     return graph
@@ -210,9 +211,18 @@ def read_mxnet_variables() -> dict[str, str]:
 
 
 def fingerprint(request: Request, options: Options) -> str:
-    """Return a hash of everything that a plan depends on, as the key of a cached plan."""
-    inputs_and_devices = request.spec, request.grad_req, str(request.ctx)
-    chosen = request.until, request.keep.nodes, request.recompute.nodes
+    """Return a hash of everything that a plan depends on, as the key of a cached plan.
+
+    Names are not part of it: Gluon and ``NameManager`` count them on, so that the same network,
+    made anew, has other ones. Inputs are known by their positions.
+    """
     structure, variables = read_structure(request.symbol), read_mxnet_variables()
-    parts = structure, variables, inputs_and_devices, chosen, astuple(options)
+    spec = request.spec
+    for node in structure["nodes"]:
+        if node["op"] == "null":
+            name = node.pop("name")
+            asked = request.grad_req.get(name)
+            node["given"] = spec.shapes.get(name), spec.types.get(name), asked
+    chosen = request.until, request.keep.nodes, request.recompute.nodes
+    parts = structure, variables, str(request.ctx), chosen, astuple(options)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

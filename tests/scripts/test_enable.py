@@ -526,6 +526,64 @@ def test_plans_are_kept_for_the_next_process(folder: Path, monkeypatch: Any) -> 
     assert start().recomputed == first.recomputed and is_taken()
 
 
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_the_same_network_made_anew_has_the_plan_that_is_kept(
+    how: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever MXNet names it; all names of the plan are those of the network that is bound."""
+
+    def start() -> tuple[Any, list[np.ndarray], Any]:
+        symbol = mx.sym.var("data")
+        for _ in range(6):
+            symbol = mx.sym.tanh(mx.sym.BatchNorm(mx.sym.FullyConnected(symbol, num_hidden=16)))
+        symbol = mx.sym.SoftmaxOutput(symbol, name="softmax")
+        with memonger.enable(how=how) as session:
+            executor = symbol.simple_bind(mx.cpu(), data=(64, 8))
+        for k, array in enumerate([*executor.arg_arrays, *executor.aux_arrays]):
+            array[:] = mx.nd.array(np.random.RandomState(k).uniform(0, 0.5, array.shape))
+        return symbol, [*modules.stepped(executor).values()], session.plans[0]
+
+    _, expected, first = start()
+    monkeypatch.setattr(session_module, "solve", None)
+    cache.forget()
+    symbol, arrays, plan = start()
+    assert len([*folder.glob("*.json")]) == 1 and plan.is_used
+    assert all(np.array_equal(a, b) for a, b in zip(expected, arrays))
+    assert (plan.pool_bytes, plan.candidates) == (first.pool_bytes, first.candidates)
+    operators = [name[: -len("_output")] for name in symbol.get_internals().list_outputs()]
+    assert {*plan.kept, *plan.recomputed} <= {*operators, "softmax"}
+    assert not {*plan.recomputed} & {*first.recomputed} and plan.recomputed
+    assert plan.symbol.list_arguments() == symbol.list_arguments() != first.symbol.list_arguments()
+    assert all(name in plan.symbol.tojson() for name in plan.copies)
+    named = re.findall(r"'(\w+\d+)'", f"{plan.slowest} {plan.floor}")
+    assert named and {*named} <= {*operators}
+    assert (plan.slowest, plan.floor) != (first.slowest, first.floor)
+
+
+def test_a_plan_of_another_network_under_the_name_of_a_file_is_not_used(
+    folder: Path, capfd: Any
+) -> None:
+    networks_ = [chain(), net()]
+
+    def start(network: Any) -> Any:
+        cache.forget()
+        with memonger.enable(how="marks") as session:
+            network.simple_bind(mx.cpu(), **SHAPES)
+        return session.plans[0]
+
+    plans, files = [], []
+    for network in networks_:
+        plans.append(start(network))
+        files.append(next(file for file in folder.glob("*.json") if file not in files))
+    shutil.copy(files[0], files[1])
+    capfd.readouterr()
+    for is_told in (True, False):
+        again = start(networks_[1])
+        assert again.recomputed == plans[1].recomputed
+        said = f"memonger: {str(files[1])!r} has a plan of another network, and is written anew\n"
+        assert (said in capfd.readouterr().err) == is_told
+
+
 #: What is in the way, and how it is told.
 OBSTACLES = {
     "a file": "cannot be made",
