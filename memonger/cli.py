@@ -251,7 +251,12 @@ def _explain(network: Symbol, options: Namespace) -> int:
 
 def _check(network: Symbol, options: Namespace) -> int:
     """Train a network and its plan, and compare all bits."""
-    report = memonger.check(network, memonger.load(options.planned), **_keywords(options))
+    planned = memonger.load(options.planned)
+    try:
+        report = memonger.check(network, planned, **_keywords(options))
+    except KeyboardInterrupt as stop:
+        text = str(stop) or "interrupted before the networks were compared"
+        raise KeyboardInterrupt(text) from None
     _deliver(options, report, data={**_as_data(report), "equal": bool(report)})
     return OK if report else NO
 

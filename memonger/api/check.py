@@ -168,10 +168,14 @@ def check(
     symbol, planned = _on_one_device(symbol), _on_one_device(planned)
     expected = train(symbol)
     differences = _compare(expected, train(planned))
-    repeatable = not differences or not _compare(expected, train(symbol))
     infinite = [name for (*_, name), value in expected.items() if not np.isfinite(value).all()]
     not_finite = tuple(dict.fromkeys(infinite))
-    return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
+    report = CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable=True)
+    try:
+        return report._replace(repeatable=not differences or not _compare(expected, train(symbol)))
+    except KeyboardInterrupt:
+        unknown = "interrupted before the original was run again, to see whether it repeats itself"
+        raise KeyboardInterrupt(f"{unknown}; {report}") from None
 
 
 def _check_same(symbol: Symbol, planned: Symbol) -> None:

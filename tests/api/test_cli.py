@@ -580,3 +580,35 @@ def test_one_line_and_the_status(command: Any, case: str, net: Any, tmp_path: Pa
     status, printed, error = ended(*command, "explain", net[2], *SHAPES, path=tmp_path)
     assert status == (130 if said == NOTHING else 2) and not printed
     assert len(error.splitlines()) == 1 and said in error, error
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        (1, "interrupted before the networks were compared"),
+        (2, "interrupted before the networks were compared"),
+        (
+            3,
+            "interrupted before the original was run again, to see whether it repeats itself; "
+            r"3 of 3 arrays differ, first output 'last_output' in step 0 \(by [\d.]+\)",
+        ),
+    ],
+)
+def test_an_interrupted_check_says_what_was_found(
+    training: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    files = []
+    for act in ("tanh", "sigmoid"):
+        x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
+        files.append(str(tmp_path / f"{act}-symbol.json"))
+        mx.sym.Activation(x, act_type=act, name="last").save(files[-1])
+    begun: list[int] = []
+
+    def seed(_: int) -> None:
+        begun.append(0)
+        if len(begun) == training:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(mx.random, "seed", seed)
+    assert cli.main(["check", *files, "--shape", "data=2,3", "--steps", "1"]) == 130
+    assert re.fullmatch(f"memonger: {said}\n", capsys.readouterr().err)
