@@ -58,10 +58,18 @@ if not hasattr(os, "fork"):
         "memonger needs Linux or macOS, and MXNet has no wheel for Windows since 1.8; use WSL 2"
     )
 
-INSTALL = (
+#: A file at the root of an environment that a tool has made for memonger -> how it adds MXNet.
+BY_TOOLS = {
+    "uv-receipt.toml": "in the clone of memonger, uv tool install --python 3.12 --with "
+    "mxnet==1.9.1 . (for an NVIDIA GPU --with mxnet-cu112==1.9.1 '.[cu112]')",
+    "pipx_metadata.json": "pipx inject memonger mxnet==1.9.1 --pip-args=--no-deps (for an NVIDIA "
+    "GPU mxnet-cu112==1.9.1, after pipx install '.[cu112]' in the clone of memonger)",
+}
+BY_PIP = (
     "in the clone of memonger, pip install '.[cpu]' && pip install --no-deps mxnet==1.9.1 (for an "
     "NVIDIA GPU '.[cu112]' and mxnet-cu112==1.9.1)"
 )
+INSTALL = next((how for file, how in BY_TOOLS.items() if Path(sys.prefix, file).exists()), BY_PIP)
 
 
 def _variable(name: str, default: str, parse: Callable[[str], T]) -> T:

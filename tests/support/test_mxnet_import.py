@@ -130,6 +130,30 @@ def test_without_mxnet_the_extras_are_named(tmp_path: Path) -> None:
     assert "not installed" in message and "'.[cpu]'" in message and "[cu112]" in message
 
 
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (
+            "uv-receipt.toml",
+            "MXNet is not installed; in the clone of memonger, uv tool install --python 3.12 "
+            "--with mxnet==1.9.1 . (for an NVIDIA GPU --with mxnet-cu112==1.9.1 '.[cu112]')",
+        ),
+        (
+            "pipx_metadata.json",
+            "MXNet is not installed; pipx inject memonger mxnet==1.9.1 --pip-args=--no-deps (for "
+            "an NVIDIA GPU mxnet-cu112==1.9.1, after pipx install '.[cu112]' in the clone of "
+            "memonger)",
+        ),
+    ],
+)
+def test_without_mxnet_the_tool_that_installed_memonger_is_named(
+    file: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).touch()
+    before = f"import sys; sys.prefix = {str(tmp_path)!r}; sys.modules['mxnet'] = None\n"
+    assert failure(tmp_path, before=before).endswith(said)
+
+
 UNTRIED = """
 import memonger.support.mxnet, mxnet as mx
 mx.__version__ = "1.10.0b20230101"
