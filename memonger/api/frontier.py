@@ -15,7 +15,7 @@ import numpy as np
 from memonger.api import plot, report
 from memonger.api.notebook import write_table
 from memonger.api.plan import Plan, make_plan
-from memonger.api.report import Reported
+from memonger.api.report import KINDS, PLACING, Reported
 from memonger.graph.inputs import read_devices, read_pairs, trace
 from memonger.planners.candidates import Candidate, SearchResult, by_added_time, pareto_front
 from memonger.schedules.layouts import LayoutMismatch
@@ -70,14 +70,20 @@ class Frontier(Reported, Tuple[Plan, ...]):
         return self
 
     def __str__(self) -> str:
-        lines = ["memory (MiB)    share   added time recomputed   copies"]
+        lines = ["memory (MiB)    share   added time recomputed   copies  plan"]
         for plan in self:
             share = 100 * plan.pool_bytes / max(1, plan.unplanned_bytes)
             lines.append(
                 f"{plan.pool_bytes / MB:12.1f} {share:6.0f} % {100 * plan.time_overhead:10.1f} "
-                f"% {len(plan.recomputed):10} {len(plan.copies):8}"
+                f"% {len(plan.recomputed):10} {len(plan.copies):8}  {KINDS[plan.kind]}"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._placing])
+
+    @property
+    def _placing(self) -> Sequence[str]:
+        """A line on why placing alone saves memory, where a plan does only that."""
+        is_told = any(plan.kind == "placed" for plan in self)
+        return [f"where nothing is recomputed, {PLACING}"] if is_told else []
 
     def __repr__(self) -> str:
         return f"Frontier({len(self)} plans)"
@@ -88,8 +94,10 @@ class Frontier(Reported, Tuple[Plan, ...]):
             share = 100 * plan.pool_bytes / max(1, plan.unplanned_bytes)
             counts = str(len(plan.recomputed)), str(len(plan.copies))
             time = f"{100 * plan.time_overhead:.1f} %"
-            rows.append([format_size(plan.pool_bytes), f"{share:.0f} %", time, *counts])
-        return write_table(rows, ["memory", "share", "added time", "recomputed", "copies"])
+            size = format_size(plan.pool_bytes)
+            rows.append([size, f"{share:.0f} %", time, *counts, KINDS[plan.kind]])
+        head = ["memory", "share", "added time", "recomputed", "copies", "plan"]
+        return write_table(rows, head) + "".join(f"<p>{line}</p>" for line in self._placing)
 
     def plot(self, file: Path | None = None) -> Figure:
         """Draw memory against the predicted time; ``file`` and result are as of `Plan.plot`."""
@@ -116,7 +124,7 @@ def frontier(
     devices: int = 1,
     **input_shapes: Sequence[int],
 ) -> Frontier:
-    """Find the Pareto-optimal plans in memory and time, from no plan to the smallest.
+    """Find the Pareto-optimal plans in memory and time, after the network without a plan.
 
     Parameters
     ----------
@@ -127,12 +135,13 @@ def frontier(
         ``rules``.
     points : int
         The most plans that are returned; each is bound once. Where there are more, those are taken
-        whose memory is nearest to equal steps between no plan and the smallest.
+        whose memory is nearest to equal steps between the fastest plan and the smallest.
 
     Returns
     -------
     Frontier
-        A tuple of ``Plan``, the fastest first. Printed it is a table; ``plot`` draws it.
+        A tuple of ``Plan``, the fastest first. The first leaves the network as it is, unless
+        ``recompute`` names operators. Printed it is a table; ``plot`` draws it.
 
     Raises
     ------
@@ -164,16 +173,19 @@ def frontier(
         return strategy, search_pareto_front(strategy)
 
     (strategy, searched), remarks = plan_by(request, options, find)
-    candidates = pareto_front(searched.plans, by_added_time)
-    interrupted = searched.interrupted
-    if len(candidates) > points:
+    candidates, as_it_is = pareto_front(searched.plans, by_added_time), []
+    if not strategy.forced:
+        as_it_is, whole = [strategy.make_no_plan()], strategy.predicted_unplanned.pool_bytes
+        candidates = [plan for plan in candidates if plan.pool_bytes < whole]
+    most, interrupted = points - len(as_it_is), searched.interrupted
+    if len(candidates) > most:
         pools = np.array([candidate.pool_bytes for candidate in candidates])
-        steps = np.linspace(pools[0], pools[-1], points)
+        steps = np.linspace(pools[-1], pools[0], most)
         nearest = sorted({int(np.abs(pools - step).argmin()) for step in steps})
         candidates = [candidates[k] for k in nearest]
     solutions = []
     try:
-        for plan in candidates:
+        for plan in [*as_it_is, *candidates]:
             solutions.append(confirm_or_none(strategy, plan))
     except KeyboardInterrupt:
         if not solutions:
@@ -184,7 +196,10 @@ def frontier(
     plans = [make_plan(replace(solution, interrupted=interrupted)) for solution in solutions]
     for warning in dict.fromkeys((*remarks, *(text for plan in plans for text in plan.warnings))):
         log.warning(warning)
-    return Frontier(pareto_front(plans, lambda plan: (plan.time_overhead, plan.pool_bytes)))
+    optimal = pareto_front(plans, lambda plan: (plan.time_overhead, plan.pool_bytes))
+    if as_it_is:  # also where placing alone saves memory
+        optimal = [plans[0], *(plan for plan in optimal if plan.is_used)]
+    return Frontier(optimal)
 
 
 class _Largest(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 from memonger.api import plot
 from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.api.notebook import write_table
-from memonger.api.report import Reported
+from memonger.api.report import PLACING, Reported
 from memonger.costs.time.times import find_times
 from memonger.graph import inputs, marks
 from memonger.graph.forward import INSERTED, RECORD, insert_identities
@@ -153,6 +153,18 @@ class Plan(Reported):
         return self.pool_bytes < self.unplanned_bytes
 
     @property
+    def kind(self) -> str:
+        """Who recomputes and places: one of 'none', 'placed', 'marks', 'schedule', 'original'.
+
+        With 'placed' nothing is recomputed, and memonger places the tensors in an arena.
+        """
+        if not self.recomputed:
+            return "none" if self.schedule is None else "placed"
+        if self.schedule is not None:
+            return "schedule"
+        return "original" if self.planner == "chen2016" else "marks"
+
+    @property
     def _plans(self) -> Sequence[Plan]:
         return [self]
 
@@ -209,7 +221,9 @@ class Plan(Reported):
             f"{100 * self.time_overhead:.1f} % of the time of a step is added, as predicted{gpu}",
             "slowest": self.slowest or "nothing is recomputed",
             "recomputed": f"{len(self.recomputed)} of {count} operators, "
-            + ("once each" if self.schedule is None else "as often as the schedule says"),
+            + {"placed": PLACING, "schedule": "as often as the schedule says"}.get(
+                self.kind, "once each"
+            ),
             "kept": f"{len(self.kept)} operators"
             + (f", and the results of {len(self.copies)} recomputed ones" if self.copies else ""),
             "declined": self.declined,

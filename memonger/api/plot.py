@@ -79,7 +79,7 @@ def plot_frontier(file: files.Path | None, plans: Sequence[Plan]) -> Figure:
         axes.set_xlim(0, 1.15 * max(unplanned, float(x.max(initial=0))))  # room for a label
         axes.set_ylim(-0.06 * highest, 1.2 * highest)
         ends = {len(x) - 1: ("smallest", "bottom")}
-        if not y[0]:
+        if plans[0].kind == "none":
             ends[0] = ("no plan", "center")  # beside it, for the others are left of it
         for k, (name, side) in ends.items():
             text = f"   {name}\n   {x[k]:.1f} MiB" + (f"\n   +{y[k]:.1f} % time" if y[k] else "")

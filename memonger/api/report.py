@@ -42,6 +42,19 @@ MAX_TENSORS = 40_000  # that a page draws, of all plans
 MAX_REASONS = 40_000  # operators times plans; beyond it only the chosen plan shows reasons
 MAX_INPUTS = 6  # whose shapes are written out in a command
 
+#: The kinds of plans, and their names for readers.
+KINDS = {
+    "none": "no plan",
+    "placed": "nothing recomputed, placed by memonger",
+    "marks": "marks",
+    "schedule": "schedule",
+    "original": "the original's plan",
+}
+PLACING = (
+    "placing alone saves memory, because memonger puts each tensor anywhere in one arena, and "
+    "MXNet does not split the blocks that it reuses"
+)
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -149,7 +162,7 @@ def ordered(
         if facts_of(plan) not in facts:
             facts.add(facts_of(plan))
             distinct.append(plan)
-    distinct.sort(key=attrgetter("time_overhead", "pool_bytes"))
+    distinct.sort(key=lambda plan: (plan.time_overhead, -plan.pool_bytes))
     return Shown(distinct, chosen, limit, network)
 
 
@@ -202,6 +215,8 @@ def data_of(shown: Shown) -> dict[str, Json]:
         "network": shown.network,
         "inputs": some,
         "device": request.devices,
+        "kinds": KINDS,
+        "placing": PLACING,
         "chosen": shown.plans.index(chosen),
         "budget": shown.budget,
         "plans": [
@@ -268,12 +283,10 @@ def _choices(
 
 def _figures(plan: Plan) -> dict[str, Json]:
     """Return the figures of a Plan by the names of its attributes, and the call that makes it."""
-    kind = "schedule" if plan.schedule is not None else "marks"
-    kind = "original" if plan.planner == "chen2016" else kind
     data = {k: v for k, v in vars(plan).items() if isinstance(v, (int, float, str))}
     data.update({name: len(getattr(plan, name)) for name in ("kept", "recomputed", "copies")})
     return {
-        "kind": kind if plan.recomputed else "none",
+        "kind": plan.kind,
         "figures": data,
         "python": python_of(plan),
     }

@@ -37,8 +37,9 @@ def test_a_plan_is_a_table_of_what_is_printed() -> None:
 def test_a_frontier_is_a_table_of_its_plans() -> None:
     plans = memonger.frontier(net(), SHAPES, points=3, patience=0.02)
     head, *rows = cells(plans._repr_html_())
-    assert head == ["memory", "share", "added time", "recomputed", "copies"]
+    assert head == ["memory", "share", "added time", "recomputed", "copies", "plan"]
     assert [row[3] for row in rows] == [str(len(plan.recomputed)) for plan in plans]
+    assert [row[5] for row in rows] == ["no plan", "schedule", "schedule"]
     assert repr(plans) == f"Frontier({len(plans)} plans)"
 
 

@@ -52,7 +52,7 @@ def test_figures_in_a_page_are_those_of_the_plans(chain: Any, tmp_path: Path) ->
             assert value == getattr(plan, name), name
         assert entry["timeline"]["peak_bytes"] == plan.peak_bytes
         kinds = {plans[0]: "none", schedule: "schedule"}
-        assert entry["kind"] == kinds.get(plan, "marks")
+        assert entry["kind"] == kinds.get(plan, "marks") == plan.kind
     times = [entry["figures"]["time_overhead"] for entry in data["plans"]]
     assert times == sorted(times)
     limit = int(0.6 * plans[0].unplanned_bytes)

@@ -18,6 +18,7 @@ from memonger.support.errors import format_size
 from browsing import SIZES, brightness, changed, content, count, inks, mouse, opened, point, press
 from browsing import shows, text, until
 from pages import chain_plans, data_of, live_of
+import networks
 
 pytestmark = pytest.mark.browser
 
@@ -194,6 +195,34 @@ def test_a_budget_of_the_device_is_drawn_less_the_optimizer(chromium: Any, tmp_p
     assert "does not fit" not in text(driver, "#notices")
     press(driver, "#before-plan")
     assert f"does not fit: budget less optimizer {format_size(limit)}" in text(driver, "#notices")
+
+
+def test_the_network_without_a_plan_is_a_point_beside_that_which_is_only_placed(
+    chromium: Any, tmp_path: Path
+) -> None:
+    symbol, shapes = networks.resnet((1, 1, 1, 1), batch=2, image=64, filters=16)
+    plans = memonger.frontier(symbol, shapes, how="schedule", points=4, patience=0.02)
+    plans.report(tmp_path / "plans.html", budget=plans[1].pool_bytes)
+    driver = opened(chromium, tmp_path / "plans.html")
+    drawn = driver.execute_script("return document.getElementById('frontier-plot').data")
+    points = {trace.get("name"): [*zip(trace["x"], trace["y"])] for trace in drawn}
+    assert points["no plan"] == [(plans[0].unplanned_bytes / 2**20, 0)]
+    placed = "nothing recomputed, placed by memonger"
+    assert points[placed] == [(plans[1].pool_bytes / 2**20, 0)]
+    sentence = (
+        "placing alone saves memory, because memonger puts each tensor anywhere in one arena, and "
+        "MXNet does not split the blocks that it reuses"
+    )
+    assert text(driver, "#placing") == f"Where nothing is recomputed, {sentence}."
+    size = format_size(plans[1].pool_bytes)
+    chosen = "return document.getElementById('plan').selectedOptions[0].text"
+    assert driver.execute_script(chosen) == f"{size}, +0.0 % time, {placed}"
+    count_all = len(plans[1].kept)
+    assert f"0 of {count_all} operators, {sentence}" in text(driver, "#facts")
+    assert text(driver, "#notices") == ""
+    press(driver, "#before-plan")
+    notice = "This is the network as it is: nothing is recomputed, and MXNet places the tensors."
+    assert notice in text(driver, "#notices") and "does not fit" in text(driver, "#notices")
 
 
 @pytest.fixture(scope="module", params=["pool", "device"])

@@ -98,18 +98,31 @@ def test_a_frontier_has_plans_that_nothing_beats(how: str) -> None:
     plans = memonger.frontier(net(), SHAPES, how=how, points=40)
     pools, added = [p.pool_bytes for p in plans], [p.time_overhead for p in plans]
     assert isinstance(plans, tuple) and pools == sorted(set(pools), reverse=True)
-    assert added == sorted(set(added))
-    # A schedule that recomputes nothing is as fast as no plan, and smaller: it is in an arena.
-    first = "no plan" if how == "marks" else "no recomputation"
-    assert plans[0].planner == first and added[0] == 0 and not plans[0].recomputed
+    kinds = [plan.kind for plan in plans]
+    assert kinds[0] == "none" and added[0] == 0 and pools[0] == plans[0].unplanned_bytes
+    if how == "marks":
+        assert {*kinds[1:]} == {"marks"} and added == sorted(set(added))
+    else:  # what is only placed is as fast as no plan, and smaller
+        assert {*kinds[2:]} == {"schedule"} and added[1:] == sorted(set(added))
+        assert kinds[1] == "placed" and added[1] == 0 and not plans[1].recomputed
     assert all(p.exact and p.planner for p in plans) and not plans.interrupted
     assert any(p.schedule is not None for p in plans) == (how != "marks")
     assert 4 < len(plans) <= 40
     few = memonger.frontier(net(), SHAPES, how=how, points=6)
     assert 3 <= len(few) <= 6 and few[-1].pool_bytes == pools[-1]
     lines = str(few).split("\n")
-    assert len(lines) == 1 + len(few) and "added time" in lines[0]
-    assert ("100 %" in lines[1]) == (how == "marks")
+    assert lines[0] == "memory (MiB)    share   added time recomputed   copies  plan"
+    assert lines[1].endswith("   100 %        0.0 %          0        0  no plan")
+    assert all(line.endswith(f"  {how}") for line in lines[2:]) == (how == "marks")
+    if how != "marks":
+        assert lines[2].endswith(" 0        0  nothing recomputed, placed by memonger")
+        assert lines.pop() == (
+            "where nothing is recomputed, placing alone saves memory, because memonger puts each "
+            "tensor anywhere in one arena, and MXNet does not split the blocks that it reuses"
+        )
+    assert len(lines) == 1 + len(few)
+    two = memonger.frontier(net(), SHAPES, how=how, points=2)
+    assert [p.pool_bytes for p in two] == [pools[0], pools[-1]]
     for p in plans[1::5]:
         again = memonger.plan(net(), SHAPES, how=how, budget=p.pool_bytes)
         assert again.pool_bytes <= p.pool_bytes

@@ -13,7 +13,7 @@ function hoverText(each) {
   const { time_overhead: time, recomputed } = each.figures;
   const memory = `${ofBudget(takenBy(each))}, ${inWords(unplannedBy(each))} without a plan`;
   const work = `+${percent(time, 1)} time, ${recomputed} operators recomputed`;
-  return `${memory}<br>${FAMILIES[each.kind]}: ${work}`;
+  return `${memory}<br>${DATA.kinds[each.kind]}: ${work}`;
 }
 function drawBatches() {
   if (!LARGEST) return;

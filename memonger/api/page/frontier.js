@@ -1,20 +1,32 @@
 // Memory against time: each point a plan.
-const SYMBOLS = { none: "diamond", marks: "circle", schedule: "square", original: "triangle-up" };
-const POINTS = { none: "--s8", marks: "--s0", schedule: "--s1", original: "--s4" };
+const SYMBOLS = {
+  none: "diamond",
+  placed: "square-open",
+  marks: "circle",
+  schedule: "square",
+  original: "triangle-up",
+};
+const POINTS = {
+  none: "--s8",
+  placed: "--s2",
+  marks: "--s0",
+  schedule: "--s1",
+  original: "--s4",
+};
 
 const memoryOf = (each) => each.figures[`${PICKED.axis}_bytes`];
 
 function drawFrontier() {
   if (DATA.plans.length < 2) return;
   const traces = [];
-  for (const kind of Object.keys(FAMILIES)) {
+  for (const [kind, name] of Object.entries(DATA.kinds)) {
     const of = DATA.plans.map((_, k) => k).filter((k) => DATA.plans[k].kind === kind);
     if (!of.length) continue;
     traces.push({
       x: of.map((k) => memoryOf(DATA.plans[k]) / MIB),
       y: of.map((k) => 100 * DATA.plans[k].figures.time_overhead),
       customdata: of,
-      name: FAMILIES[kind],
+      name,
       type: "scatter",
       mode: "markers",
       marker: {
@@ -23,7 +35,7 @@ function drawFrontier() {
         color: colour(POINTS[kind]),
         line: { color: colour("--card"), width: 1.5 },
       },
-      hovertemplate: `${FAMILIES[kind]}<br>%{x:,.1f} MiB, +%{y:.1f} % time<extra></extra>`,
+      hovertemplate: `${name}<br>%{x:,.1f} MiB, +%{y:.1f} % time<extra></extra>`,
     });
   }
   const now = plan();
@@ -86,6 +98,9 @@ function drawFrontier() {
 
 function listenToFrontier() {
   if (DATA.plans.length < 2) return;
+  $("placing").textContent = DATA.plans.some((each) => each.kind === "placed")
+    ? `Where nothing is recomputed, ${DATA.placing}.`
+    : "";
   choices(
     "axes",
     "Memory of",

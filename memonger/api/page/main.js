@@ -73,7 +73,11 @@ function drawHeadline() {
   if (f.interrupted) {
     notices.push("The search was interrupted. This is the best plan that it had found.");
   }
-  if (plan().kind === "none") notices.push("This is the network as it is: nothing is recomputed.");
+  if (plan().kind === "none") {
+    notices.push(
+      "This is the network as it is: nothing is recomputed, and MXNet places the tensors.",
+    );
+  }
   if (DATA.budget && memoryBudgeted() > DATA.budget.bytes) {
     notices.push(`This plan does not fit: ${budgetText()}.`);
   }
@@ -134,7 +138,7 @@ fill(
       text: [
         inWords(each.figures.pool_bytes),
         `+${percent(each.figures.time_overhead, 1)} time`,
-        FAMILIES[each.kind],
+        DATA.kinds[each.kind],
       ].join(", "),
     })
   ),

@@ -22,12 +22,6 @@ const KINDS = [
   "gradients",
 ];
 const CHOICES = { k: "kept", r: "recomputed", f: "freed" };
-const FAMILIES = {
-  none: "no plan",
-  marks: "marks",
-  schedule: "schedule",
-  original: "the original's plan",
-};
 const MIB = 2 ** 20;
 
 const plan = () => DATA.plans[PICKED.plan];
