@@ -257,12 +257,17 @@ class PlanExplanation(NamedTuple):
         rows = zip(self.tensors, texts, whys)
         return self._table([(t.nbytes, t.choice, text, why) for t, text, why in rows])
 
-    def _table(self, rows: Sequence[Row], write: Writer = _table) -> str:
-        lines = []
+    @property
+    def sums(self) -> dict[str, str]:
+        """The memory and the number of all tensors that are kept, recomputed, and freed."""
+        sums = {}
         for choice in ("kept", "recomputed", "freed"):
             chosen = [t.nbytes for t in self.tensors if t.choice == choice]
-            lines.append(f"{choice:10} {format_size(sum(chosen))}, {len(chosen)} tensors")
-        return write(lines, "choice", rows)
+            sums[choice] = f"{format_size(sum(chosen))}, {len(chosen)} tensors"
+        return sums
+
+    def _table(self, rows: Sequence[Row], write: Writer = _table) -> str:
+        return write([f"{choice:10} {text}" for choice, text in self.sums.items()], "choice", rows)
 
 
 def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:

@@ -25,7 +25,7 @@ from memonger.costs.time.times import find_times
 from memonger.solve.memory import Memory, count_state_bytes
 from memonger.solve.options import OPTIONS, Budget, flag_of, read_budget
 from memonger.solve.request import read_structure
-from memonger.solve.timeline import find_rows, list_alive, list_operators
+from memonger.solve.timeline import NONE, find_rows, list_alive, list_operators
 from memonger.support import files
 from memonger.support.errors import MemongerError
 from memonger.support.symbols import read
@@ -262,19 +262,31 @@ def _choices(
 ) -> dict[str, Json]:
     """Return what a plan does with each operator, and its tensors over the training step."""
     memory, explanation = plan._memory, plan.explain()
+    nodes = memory.graph.nodes
     rows, places, n = find_rows(memory.graph), find_results(memory), len(operators["name"])
+    #: The fate of each tensor of an operator: k(ept), r(ecomputed), f(reed), or c: a copy is kept.
+    fates, again_bytes = [""] * n, [0] * n
     kept: dict[int, Choice] = {}  # the first tensor of an operator that is
     reasons = {}
     for place, choice in zip(places.tolist(), explanation.tensors):
         reasons[place] = choice.reason if has_reasons else ""
+        node = memory.operators[memory.timeline.row[place]]
+        row = int(rows[node])
+        if row == NONE:
+            continue
+        is_copy = choice.choice == "kept" and nodes[node].is_inserted
+        fates[row] += "c" if is_copy else choice.choice[0]
         if choice.choice == "kept":
-            kept.setdefault(int(rows[memory.operators[memory.timeline.row[place]]]), choice)
-    again = rows[memory.recomputed]
-    times = (1 + np.bincount(again[again >= 0], minlength=n)).tolist()
+            kept.setdefault(row, choice)
+        elif choice.choice == "recomputed":
+            again_bytes[row] += choice.nbytes
+    again = rows[[node for node in memory.recomputed.tolist() if not nodes[node].is_inserted]]
     return {
         "text": plan._describe(explanation),
-        "choice": "".join("r" if t > 1 else "fk"[x in kept] for x, t in enumerate(times)),
-        "times": times,
+        "sums": explanation.sums,
+        "fates": fates,
+        "again_bytes": again_bytes,
+        "times": (1 + np.bincount(again[again >= 0], minlength=n)).tolist(),
         "why": [kept[x].why if x in kept else "" for x in range(n)],
         "reason": [kept[x].reason if x in kept else "" for x in range(n)] if has_reasons else None,
         "timeline": list_alive(memory, operators, reasons, most),

@@ -71,7 +71,7 @@ def test_tensors_of_a_timeline_add_up_to_what_is_alive(chain: Any, tmp_path: Pat
         names, rows = data["operators"]["name"], range(len(data["operators"]["name"]))
         assert [name + "_output" for name in names] == operators
         assert data["operators"]["group"] == [re.sub("[0-9]+", "*", name) for name in names]
-        assert {names[r] for r in rows if entry["choice"][r] == "r"} == set(plan.recomputed)
+        assert {names[r] for r in rows if entry["times"][r] > 1} == set(plan.recomputed)
         for line in (data["unplanned"], entry["timeline"]):
             live = live_of(line)
             assert live.max() == live[line["peak"]] == line["peak_bytes"]
@@ -79,12 +79,28 @@ def test_tensors_of_a_timeline_add_up_to_what_is_alive(chain: Any, tmp_path: Pat
         assert entry["timeline"]["peak_bytes"] == plan.peak_bytes
         reasons = {t.name: t.reason for t in plan.explain().tensors if t.choice == "kept"}
         for r in rows:
-            if entry["choice"][r] == "k":
+            if entry["fates"][r] == "k":
                 assert entry["reason"][r] == reasons[names[r]]
         assert 0 < entry["timeline"]["backward"] < entry["timeline"]["steps"]
         again = max(entry["times"])
         assert (again > 2) == (plan is schedule)
         assert again == max(t.times for t in plan.explain().tensors)
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_tensors_are_counted_as_the_command_counts_them(how: str, tmp_path: Path) -> None:
+    symbol, shapes = networks.resnet((2, 2, 2, 2), batch=4, image=64, filters=16)
+    plan = memonger.plan(symbol, shapes, how=how, patience=0.02)
+    plan.report(tmp_path / "plan.html")
+    (entry,) = data_of(tmp_path / "plan.html")["plans"]
+    told = dict(line.split(None, 1) for line in str(plan.explain()).splitlines()[:3])
+    assert entry["sums"] == told and [*told] == ["kept", "recomputed", "freed"]
+    fates = "".join(entry["fates"]).replace("c", "k")
+    for choice, text in told.items():
+        assert text.endswith(f", {fates.count(choice[0])} tensors")
+    assert ("c" in "".join(entry["fates"])) == bool(plan.copies) == (how == "marks")
+    again = sum(t.nbytes for t in plan.explain().tensors if t.choice == "recomputed")
+    assert sum(entry["again_bytes"]) == again
 
 
 def test_merged_steps_of_a_large_network_are_exact() -> None:

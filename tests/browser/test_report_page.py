@@ -77,6 +77,9 @@ def assert_shown(driver: Any, plan: memonger.Plan) -> None:
         assert words in facts
     assert count(driver, "#table tbody tr") == len(plan.kept) + len(plan.recomputed)
     assert count(driver, "#table .tag.r") == len(plan.recomputed)
+    kept, recomputed, freed = plan.explain().sums.values()
+    sums = f"kept {kept}; recomputed {recomputed}; freed {freed}."
+    assert text(driver, "#sums") == f"Tensors of the forward pass: {sums}"
     assert f"pool of {format_size(plan.pool_bytes)}" in text(driver, "#planned-title")
     assert content(driver, "#printed") == str(plan)
 
@@ -225,6 +228,36 @@ def test_the_network_without_a_plan_is_a_point_beside_that_which_is_only_placed(
     assert notice in text(driver, "#notices") and "does not fit" in text(driver, "#notices")
 
 
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_a_row_of_operators_fits_and_does_not_contradict_itself(
+    how: str, chromium: Any, tmp_path: Path
+) -> None:
+    symbol, shapes = networks.resnet((1, 1, 1, 1), batch=1024)
+    plan = memonger.plan(symbol, shapes, how=how, patience=0.02)
+    plan.report(tmp_path / "plan.html")
+    driver = opened(chromium, tmp_path / "plan.html", "wide")
+    table = "const s = document.querySelector('#table').parentElement;"
+    assert driver.execute_script(f"{table} return s.scrollWidth <= s.clientWidth")
+    press(driver, "#more")
+    cells = "[...row.cells].map((cell) => cell.innerText)"
+    rows = f"return [...document.querySelectorAll('#table tbody tr')].map((row) => {cells})"
+    whys = {row[1]: (row[-2], row[-1]) for row in driver.execute_script(rows)}
+    choices = {t.name: t for t in plan.explain().tensors}
+    assert len(whys) == len(plan.kept) + len(plan.recomputed)
+    for name in plan.recomputed:
+        again, (tag, why) = choices[name].times - 1, whys[name]
+        assert tag == "recomputed" + (f" {again} times" if again > 1 else "")
+        told = "a copy of its result is kept|of . tensors are|kept for its first readers"
+        assert "kept" not in why or re.search(told, why)
+    copies = [t for t in choices.values() if t.name in plan.copies]
+    reasons = {t.reason for t in copies if t.choice == "kept"}
+    copied = r"a copy of its result is kept: (.*); it takes [\d.]+ .?s more"
+    some = r"[\d.]+ MiB are not held; it takes [\d.]+ .?s more; 2 of 3 tensors are kept: .*"
+    found = {m[1] for _, why in whys.values() for m in [re.fullmatch(copied, why)] if m}
+    assert found == reasons and bool(reasons) == (how == "marks")
+    assert any(re.fullmatch(some, why) for _, why in whys.values()) == (how == "schedule")
+
+
 @pytest.fixture(scope="module", params=["pool", "device"])
 def largest(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the largest batch within 30 MB, what is in its page, and where it is."""
@@ -315,8 +348,9 @@ def test_the_table_sorts_searches_and_filters(chromium: Any, report: Any) -> Non
     assert {names[r] for r in driver.execute_script(rows)} >= {"tanh1", "tanh10", "tanh15"}
     driver.execute_script(typed, "search", "")
     driver.execute_script(typed, "choice", "k")
-    choice = data["plans"][data["chosen"]]["choice"]
-    assert len(driver.execute_script(rows)) == choice.count("k")
+    fates = data["plans"][data["chosen"]]["fates"]
+    kept = {r for r, fate in enumerate(fates) if {"k", "c"} & {*fate}}
+    assert {*driver.execute_script(rows)} == kept and len(kept) < len(fates)
     driver.execute_script(typed, "choice", "")
     press(driver, "#groups [data-group=Activation]")
     assert {names[r] for r in driver.execute_script(rows)} == {f"tanh{k}" for k in range(16)}

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
-SIZES = {"desktop": (1240, 900), "phone": (390, 844)}
+SIZES = {"desktop": (1240, 900), "phone": (390, 844), "wide": (1400, 900)}
 
 
 def opened(driver: Any, page: Path, size: str = "desktop", scheme: str = "light") -> Any:

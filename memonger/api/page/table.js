@@ -10,7 +10,7 @@ const COLUMNS = [
   ["bytes", "Memory", (r) => OPS.bytes[r], (r) => inWords(OPS.bytes[r]), 1],
   ["forward", "Forward", (r) => OPS.forward[r], (r) => inTime(OPS.forward[r]), 1],
   ["gradient", "Gradient", (r) => OPS.gradient[r], (r) => inTime(OPS.gradient[r]), 1],
-  ["choice", "Plan", (r) => plan().choice[r], (r) => choiceText(r)],
+  ["choice", "Plan", (r) => choiceOf(r), (r) => choiceText(r)],
   ["why", "Why", (r) => whyText(r), (r) => whyText(r)],
 ];
 const WHYS = {
@@ -25,19 +25,32 @@ const WHYS = {
   search: "no smaller plan was found that recomputes it",
 };
 
-const timesOf = (r) => plan().times[r];
+// How often an operator runs again, and how many of its tensors have one of these fates.
+const againOf = (r) => plan().times[r] - 1;
+function countOf(r, fates) {
+  return [...plan().fates[r]].filter((fate) => fates.includes(fate)).length;
+}
+const FATES = { k: "kc", r: "r", f: "f" }; // of the tensors that count as kept and so on
+function choiceOf(r) {
+  return againOf(r) ? "r" : countOf(r, FATES.k) ? "k" : "f";
+}
+const isOf = (r, choice) => choiceOf(r) === choice || countOf(r, FATES[choice]) > 0;
 function choiceText(r) {
-  return CHOICES[plan().choice[r]] + (timesOf(r) > 2 ? `, runs ${timesOf(r)} times` : "");
+  return CHOICES[choiceOf(r)] + (againOf(r) > 1 ? ` ${againOf(r)} times` : "");
 }
 function whyText(r) {
-  const { reason, why } = plan();
+  const { reason, why, again_bytes, fates } = plan();
   const told = reason ? reason[r] : WHYS[why[r]] || why[r];
-  if (!told && plan().choice[r] === "f") return "no gradient reads it, or its memory is handed on";
-  if (!told && plan().choice[r] === "r") {
-    const more = inTime(OPS.forward[r] * (timesOf(r) - 1));
-    return `${inWords(OPS.bytes[r])} are not held; it takes ${more} more`;
+  const kept = countOf(r, FATES.k), all = fates[r].length, some = `${kept} of ${all} tensors`;
+  if (!againOf(r)) {
+    if (!kept) return "no gradient reads it, or its memory is handed on";
+    return kept < all ? `${some}: ${told}` : told;
   }
-  return plan().choice[r] === "r" && told ? `its result is kept by a copy: ${told}` : told;
+  const time = `it takes ${inTime(OPS.forward[r] * againOf(r))} more`;
+  if (countOf(r, "c")) return `a copy of its result is kept: ${told}; ${time}`;
+  if (kept === all) return `kept for its first readers: ${told}; run again later, ${time}`;
+  const work = `${inWords(again_bytes[r])} are not held; ${time}`;
+  return kept ? `${work}; ${some} are kept: ${told}` : work;
 }
 const groupName = (r) => OPS[PICKED.mode === "kind" ? "group" : PICKED.mode][r];
 
@@ -52,12 +65,19 @@ function drawGroups() {
     group.count += 1;
     group.bytes += OPS.bytes[r];
     group.time += OPS.forward[r] + OPS.gradient[r];
-    group[plan().choice[r]] += 1;
+    for (const choice in FATES) group[choice] += countOf(r, FATES[choice]);
   }
-  const head = [["Group"], ["Operators", 1], ["Results", 1], ["Time", 1], ["Kept", 1], [
-    "Recomputed",
-    1,
-  ], ["Freed", 1]];
+  const sums = Object.entries(plan().sums).map(([choice, text]) => `${choice} ${text}`);
+  $("sums").textContent = `Tensors of the forward pass: ${sums.join("; ")}.`;
+  const head = [
+    ["Group"],
+    ["Operators", 1],
+    ["Results", 1],
+    ["Time", 1],
+    ["Tensors kept", 1],
+    ["recomputed", 1],
+    ["freed", 1],
+  ];
   fill(
     document.querySelector("#groups thead"),
     make(
@@ -98,7 +118,7 @@ function openGroup(name) {
 function foundRows() {
   const text = $("search").value.trim().toLowerCase(), choice = $("choice").value, found = [];
   for (let r = 0; r < OPS.name.length; r++) {
-    if (choice && plan().choice[r] !== choice) continue;
+    if (choice && !isOf(r, choice)) continue;
     if (LIST.group !== null && groupName(r) !== LIST.group) continue;
     if (text && !`${OPS.name[r]} ${OPS.op[r]} ${whyText(r)}`.toLowerCase().includes(text)) continue;
     found.push(r);
@@ -151,7 +171,7 @@ function drawTable() {
             return make(
               "td",
               {},
-              make("span", { class: `tag ${plan().choice[r]}`, text: text(r) }),
+              make("span", { class: `tag ${choiceOf(r)}`, text: text(r) }),
             );
           }
           return make("td", {

@@ -256,9 +256,7 @@ function reasonOf(which, t, k) {
   if (t.reason[k]) return t.reason[k];
   const row = t.row[k];
   if (t.state[k] === 1 && row >= 0) {
-    return which === "planned" && plan().choice[row] === "r"
-      ? "it is recomputed later"
-      : "no gradient reads it";
+    return which === "planned" && againOf(row) ? "it is recomputed later" : "no gradient reads it";
   }
   if (t.state[k] === 2 && row >= 0) {
     return `for the backward pass, which takes ${inTime(DATA.operators.forward[row])}`;
