@@ -109,6 +109,8 @@ class Plan(Reported):
         Why a plan that was found is not taken (``how='auto'``); empty otherwise.
     warnings : tuple of str
         What was logged when it was made: that it saves little, say, and why.
+    of_block : bool
+        Whether it is of a Gluon block, which trains by it.
     options : dict
         Keywords with which ``memonger.plan`` makes it again for this request; a budget in bytes.
     """
@@ -140,6 +142,7 @@ class Plan(Reported):
     options: dict[str, Json] = field(default_factory=dict)
     declined: str = ""
     warnings: tuple[str, ...] = ()
+    of_block: bool = False
 
     if not TYPE_CHECKING:  # a type checker would take any name
 

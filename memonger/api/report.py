@@ -24,7 +24,7 @@ from memonger.costs.time.roofline import Times
 from memonger.costs.time.times import find_times
 from memonger.solve.memory import Memory, count_state_bytes
 from memonger.solve.options import OPTIONS, Budget, flag_of, read_budget
-from memonger.solve.request import read_structure
+from memonger.solve.request import Request, read_structure
 from memonger.solve.timeline import NONE, find_rows, list_alive, list_operators
 from memonger.support import files
 from memonger.support.errors import MemongerError
@@ -40,7 +40,8 @@ SCRIPTS = ("state.js", "timeline.js", "frontier.js", "batches.js", "table.js", "
 INSTALL = "in the clone of memonger, pip install '.[report]'"
 MAX_TENSORS = 40_000  # that a page draws, of all plans
 MAX_REASONS = 40_000  # operators times plans; beyond it only the chosen plan shows reasons
-MAX_INPUTS = 6  # whose shapes are written out in a command
+MAX_INPUTS = 6  # whose shapes are written out in a command, or that are listed
+OF_CALL = ("shapes", "type_dict", "grad_req")  # which a Gluon block's first call tells
 
 #: The kinds of plans, and their names for readers.
 KINDS = {
@@ -208,12 +209,10 @@ def data_of(shown: Shown) -> dict[str, Json]:
 
     most = MAX_TENSORS // (len(shown.plans) + 1)
     few = len(operators["name"]) * len(shown.plans) <= MAX_REASONS
-    shapes = [f"{name} {tuple(shape)}" for name, shape in request.spec.shapes.items()]
-    some = shapes if len(shapes) <= MAX_INPUTS else [*shapes[:2], f"{len(shapes) - 2} more inputs"]
     return {
         "version": __version__,
         "network": shown.network,
-        "inputs": some,
+        "inputs": _inputs(request),
         "device": request.devices,
         "kinds": KINDS,
         "placing": PLACING,
@@ -238,6 +237,16 @@ def data_of(shown: Shown) -> dict[str, Json]:
         "step_seconds": float(times.step),
         "operators": {**operators, "group": _groups(unplanned, operators)},
     }
+
+
+def _inputs(request: Request) -> list[str]:
+    """List the inputs that get no gradient, or all if none is told; the first of many."""
+    shapes, trained = request.spec.shapes, {k for k, v in request.grad_req.items() if v != "null"}
+    trained.update(request.symbol.list_auxiliary_states())
+    names = [name for name in shapes if name not in trained] or [*shapes]
+    texts = [f"{name} {tuple(shapes[name])}" for name in names]
+    few = len(texts) <= MAX_INPUTS
+    return texts if few else [*texts[:2], f"{len(texts) - 2} more inputs"]
 
 
 def _predict_times(plan: Plan) -> Times:
@@ -324,7 +333,7 @@ def keywords_of(plan: Plan) -> dict[str, Json]:
 
 
 def python_of(plan: Plan) -> str:
-    """Write the line of Python that makes a Plan of its network, ``net``."""
+    """Write the line of Python that makes a Plan of its network or block, ``net``."""
     keywords = keywords_of(plan)
     texts = {name: repr(value) for name, value in keywords.items()}
     if not isinstance(keywords["ctx"], str):
@@ -337,7 +346,10 @@ def python_of(plan: Plan) -> str:
         rule = f"'null' if name in {nulls} else 'write' for name in net.list_arguments()"
         is_short = {*requests.values()} == {"write", "null"} and len(nulls) <= MAX_INPUTS
         texts["grad_req"] = f"{{name: {rule}}}" if is_short else "grad_req"
-    return f"plan = memonger.plan(net, {', '.join(f'{k}={text}' for k, text in texts.items())})"
+    call = "plan = memonger.plan"
+    if plan.of_block:  # whose first call tells the rest
+        call, texts = "memonger.gluon.plan", {k: texts[k] for k in texts if k not in OF_CALL}
+    return f"{call}({', '.join(['net', *(f'{k}={text}' for k, text in texts.items())])})"
 
 
 def command_of(plan: Plan, network: str) -> str:

@@ -269,9 +269,9 @@ class PlannedOp:
                 grad_req={n: "write" if n in wanted else "null" for n in self._arguments},
                 **{"ctx": GPU if device.device_type == GPU else ANY, **block.options},
             )
+        plan = replace(plan, of_block=True)  # without its replay: it may be large
         if not plan.is_used:
             return Decision(kind, plan)
-        plan = replace(plan)  # without its replay: it may be large
         count = count_bytes(plan, self._inputs)
         graph = PlannedGraph(plan.symbol, self._names, self._parameters, self._usual.is_np_sym)
         # Calls of other shapes may exceed a budget in bytes, but hardly a share of their memory.

@@ -74,6 +74,7 @@ network, plan = memonger.load(sys.argv[1]), memonger.load_plan(sys.argv[2])
 grad_req = plan.request.grad_req
 print(memonger.check(network, plan.symbol, shapes, type_dict=types, ctx=ctx, grad_req=grad_req))
 """
+GLUON = "Gluon"  # where blocks train, in place of a device
 TOLD = 5  # networks that are told one by one
 SILENCE = 2.0  # seconds of planning, after which a line says what is being planned
 #: Bytes without a plan. Planning, and running by a plan, takes more of a process than the pool of a
@@ -186,7 +187,7 @@ class Session:
                 count_bytes(plan, inputs)
 
         keywords = {**keywords, **bound, "accept": accept}
-        return self._find(block.name, "Gluon", net, shapes, **keywords)
+        return self._find(block.name, GLUON, net, shapes, **keywords)
 
     def _bound(self, ctx: object, find_optimizer: Callable[[], object]) -> Keywords:
         """Return the options, with what a budget of a device counts of the script's optimizer."""
@@ -259,14 +260,15 @@ class Session:
         if plan is not None:
             return plan
         start = time.monotonic()
-        place = f"{name} on {place}{_describe_inputs(net, shapes, keywords['grad_req'])}"
+        network = f"{name} on {place}{_describe_inputs(net, shapes, keywords['grad_req'])}"
         # The timer's thread must not collect garbage: MXNet deadlocks if a thread frees executors
         # while another one trains with their parameters.
-        with no_collection(), self._announced(place):
+        with no_collection(), self._announced(network):
             try:
                 request, options = read_arguments("plan", net, shapes, keywords)
                 options = replace(options, lent=lent, leave_below=self._leave_below)
                 plan = self._kept_or_new(request, options)
+                plan = replace(plan, of_block=place == GLUON)
             except BudgetError as error:
                 if not self._or_plain:
                     raise
@@ -286,7 +288,7 @@ class Session:
         kinds = {re.split(r"[\d']", warning)[0] for warning in plan.warnings}
         if len(self.plans) <= TOLD or not kinds <= self._kinds:
             told = "; ".join([self._figures(plan), *plan.warnings])
-            log.info("%s: %s; planned in %.1f s", place, told, seconds)
+            log.info("%s: %s; planned in %.1f s", network, told, seconds)
         elif not self._is_silent:
             log.info("more networks are planned; the end tells of all")
             self._is_silent = True

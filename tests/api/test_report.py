@@ -203,6 +203,49 @@ def test_the_python_and_the_command_in_a_page_make_its_plan(chain: Any, tmp_path
                 assert memonger.pool_bytes(mx.sym.load(str(out)), shapes=shapes) == plan.pool_bytes
 
 
+def train_block(net: Any) -> None:
+    with mx.autograd.record():
+        loss = net(mx.nd.ones((512, 64))).sum()
+    loss.backward()
+
+
+@pytest.mark.parametrize("way", ["by hand", "of a script"])
+def test_the_python_of_a_gluon_run_plans_the_block(way: str, tmp_path: Path) -> None:
+    """And its inputs are those of the block, without its parameters."""
+    net, page = mx.gluon.nn.HybridSequential(prefix="mlp_"), tmp_path / "page.html"
+    for _ in range(8):
+        net.add(mx.gluon.nn.Dense(64, activation="tanh"))
+    net.initialize()
+    if way == "by hand":
+        train_block(memonger.gluon.plan(net, budget="60%", patience=0.02))
+        memonger.gluon.plan_of(net).report(page)
+    else:
+        net.hybridize()
+        with memonger.enable(budget="60%", patience=0.02, cache=False, report=page):
+            train_block(net)
+    plan, data = memonger.gluon.plan_of(net), data_of(page)
+    line = "memonger.gluon.plan(net, ctx='any', how='schedule', patience=0.02, "
+    assert data["plans"][0]["python"] == f"{line}budget={plan.pool_bytes})"
+    assert data["inputs"] == ["data (512, 64)"]
+    exec(data["plans"][0]["python"], {"memonger": memonger, "net": net})
+    train_block(net)
+    again = memonger.gluon.plan_of(net)
+    assert again is not plan and again.schedule is not None and plan.schedule is not None
+    assert np.array_equal(again.schedule.operations, plan.schedule.operations)
+
+
+def test_a_long_list_of_inputs_is_cut(tmp_path: Path) -> None:
+    inputs = [mx.sym.Variable(f"x{k}") for k in range(9)]
+    symbol = mx.sym.MakeLoss(mx.sym.tanh(mx.sym.add_n(*inputs)))
+    frozen = {**dict.fromkeys(symbol.list_arguments(), "null"), "x0": "write"}
+    for requests in ("write", frozen):
+        shapes = {f"x{k}": (4, 8) for k in range(9)}
+        memonger.plan(symbol, shapes, grad_req=requests).report(tmp_path / "page.html")
+        first, count = (0, 7) if requests == "write" else (1, 6)
+        listed = [f"x{first} (4, 8)", f"x{first + 1} (4, 8)", f"{count} more inputs"]
+        assert data_of(tmp_path / "page.html")["inputs"] == listed
+
+
 NASTY = "</script><img src=x onerror=alert(1)><!--'\"&\u2028слой"
 
 
