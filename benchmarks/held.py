@@ -102,8 +102,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="case", help="of tests/helpers")
     names = parser.parse_args(arguments).names
     check_names(parser, names, CASES)
-    if os.environ.get("MALLOC_MMAP_THRESHOLD_") is None:  # arrays go back at once; read at a start
-        os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
+    if os.environ.get("MALLOC_MMAP_THRESHOLD_") is None:  # both are read at a start
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # arrays go back at once
+        os.environ["MALLOC_PERTURB_"] = "1"  # all that is requested is written, and so resident
         os.execv(sys.executable, [sys.executable, *sys.argv])
     rows = [*results(names or [*CASES])]
     array = 4 * 4 * 8 * 192 * 192 / MB

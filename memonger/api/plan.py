@@ -77,7 +77,8 @@ class Plan(Reported):
         (cuDNN's as they were once measured). What the operators of oneDNN (MKLDNN) hold on the CPU
         is not counted.
     temporary_bytes : int
-        The largest temporary space that an operator is known to use; all share one.
+        The largest temporary space that an operator is known to use; all share one. On a CPU the
+        operators of a schedule take turns at ``MXNET_CPU_TEMP_COPY`` spaces (4).
     recompute_overhead : float
         Work added to a step, as a share of the forward FLOPs.
     kept, recomputed : tuple of str

@@ -2,10 +2,11 @@
 
 An operator with a state (``FCreateOpState``) may hold arrays outside the pool. Of the operators
 that are trained, only ``RNN`` does. It is never recomputed (``ForwardGraph.why_kept``), so no plan
-changes these arrays. Operators share one temporary space of the device (``kTempSpace``,
-``MXNET_GPU_TEMP_COPY``), which is as large as the largest request (``src/resource.cc``). Of what
-MKLDNN's operators hold on a CPU, only copies of outputs are counted that MXNet has them write in
-place; not workspaces of ``RNN``, copies in other layouts, and scratch memory.
+changes these arrays. Operators of an executor share one temporary space of the device
+(``kTempSpace``), which is as large as the largest request (``src/resource.cc``). On a CPU the
+operators of a schedule, which are imperative, take turns at several (``MXNET_CPU_TEMP_COPY``). Of
+what MKLDNN's operators hold on a CPU, only copies of outputs are counted that MXNet has them write
+in place; not workspaces of ``RNN``, copies in other layouts, and scratch memory.
 ``docs/how-it-works.md`` lists the operators whose source was read, and ``benchmarks/held.py``
 measures each.
 """
@@ -22,6 +23,7 @@ from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.layouts import REQUESTS_NONE, copies_in_place
 from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Tensor
+from memonger.support.errors import MB
 from memonger.support.mxnet import Settings
 from memonger.support.types import ArrayLike, Int64s
 
@@ -35,6 +37,11 @@ from memonger.support.types import ArrayLike, Int64s
 CELLS = {"lstm": (6, 7, 4), "gru": (7, 9, 10), "rnn_relu": (2, 6, 3), "rnn_tanh": (2, 6, 3)}
 
 
+#: Memory of up to this size comes from the heap of glibc, whose pages have been written before
+#: (mallopt(3), M_MMAP_THRESHOLD); in larger memory only what is written takes pages.
+FROM_HEAP = 32 * MB
+
+
 @dataclass(frozen=True)
 class Held:
     """The memory that the operators of a network hold on a device, outside the pool."""
@@ -43,6 +50,7 @@ class Held:
     arrays: tuple[int, ...] = ()  # bytes of each array, for the life of the executor
     temporary: int = 0  # bytes of the largest temporary space that is known
     mkldnn: bool = False  # whether MKLDNN may compute them
+    spaces: int = 1  # temporary spaces at which the operators of a schedule take turns
 
     @property
     def nbytes(self) -> int:
@@ -66,19 +74,20 @@ def find_held(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
             arrays.append(_count_rnn_bytes(node.attrs, inputs[0], device_type))
         elif node.op in _TEMPORARY and not (node.op in _ON_CPU and device_type == GPU):
             temporary = max(temporary, _TEMPORARY[node.op](inputs, outputs))
-    return Held(device_type, tuple(arrays), temporary, mkldnn)
+    spaces = 1 if device_type == GPU else Settings().cpu_spaces
+    return Held(device_type, tuple(arrays), temporary, mkldnn, spaces)
 
 
-def count_temporary(step: Replay, held: Held) -> int:
-    """Count the bytes of the temporary space of a training step.
+def count_temporary(step: Replay, held: Held, is_schedule: bool) -> int:
+    """Count the bytes of the temporary spaces of a training step.
 
-    They depend on the plan, where MKLDNN copies what is written in place.
+    They depend on the plan, where MKLDNN copies what is written in place. With ``is_schedule``
+    operators take turns at ``held.spaces``. The number of requests in a step is hardly ever a
+    multiple of that of spaces, so in time each space gets the largest request.
     """
-    if not held.mkldnn:
-        return held.temporary
     t, blocks, entry = step.training.arrays, step.blocks, step.step.entry
-    shared, own = held.temporary, 0  # of the space that operators share; of one operator alone
-    for row in step.order.tolist():
+    used, own = 0, 0  # by MKLDNN: of a temporary space; beside it
+    for row in step.order.tolist() if held.mkldnn else ():
         op, attrs, _, _, options, tensors = step.training.signatures[row]
         if not tensors or not copies_in_place(op, attrs, tensors[0]):
             continue
@@ -88,8 +97,11 @@ def count_temporary(step: Replay, held: Held) -> int:
             if op in REQUESTS_NONE:
                 own = max(own, tensors[0].nbytes)
             else:
-                shared = max(shared, tensors[0].nbytes)
-    return shared + own
+                used = max(used, tensors[0].nbytes)
+    # MKLDNN's operators request twice what the largest has used so far (``TmpMemMgr::Init`` in
+    # ``src/operator/nn/mkldnn/mkldnn_base-inl.h``), so that half of it is never written.
+    largest = max(held.temporary, 2 * used if 2 * used <= FROM_HEAP else used)
+    return (held.spaces if is_schedule else 1) * largest + own
 
 
 def round_for_gpu(nbytes: ArrayLike) -> Int64s:

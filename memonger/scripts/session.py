@@ -25,7 +25,7 @@ from memonger.gluon.planning import plan_others
 from memonger.graph.forward import no_collection
 from memonger.graph.inputs import check_device
 from memonger.graph.marks import clear, is_marked, is_planned
-from memonger.graph.operators.recompute import ANY, GPU
+from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.scripts import plan_cache
 from memonger.scripts.binds import plan_binds
@@ -205,7 +205,8 @@ class Session:
 
         ``shared`` is the executor whose memory the new one uses, or None.
         """
-        devices = GPU if check_device(ctx).device_type == GPU else ANY
+        on_cpu = ANY if self._options.get("gpu") else CPU  # with the times of a GPU
+        devices = GPU if check_device(ctx).device_type == GPU else on_cpu
         if self._options.get("budget") == "device":
             devices = ctx
         if is_planned(symbol):

@@ -86,8 +86,13 @@ class Memory:
 
     @cached_property
     def temporary_bytes(self) -> int:
-        """The largest temporary space of an operator."""
-        return count_temporary(self.replay, self.held)
+        """The bytes of the temporary spaces of operators."""
+        return count_temporary(self.replay, self.held, isinstance(self.replay, Placed))
+
+    @property
+    def judged_bytes(self) -> int:
+        """The bytes that a plan changes: of the pool, and of temporary space on a CPU."""
+        return self.pool_bytes + self.temporary_bytes - self.held.temporary
 
     def _count_device_bytes(self, pool_bytes: int, temporary: int) -> int:
         t, signatures = self.training.arrays, self.training.signatures

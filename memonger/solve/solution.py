@@ -82,6 +82,7 @@ class Solution:
     warnings: tuple[str, ...] = ()
     interrupted: bool = False
     declined: str = ""  # why the network is returned without the plan that was found
+    least: int | None = None  # the judged bytes of the smallest plan that was found
     is_fastest: bool = False  # whether no plan that takes no more memory is faster
 
 
@@ -169,17 +170,23 @@ def _or_marks(
 ) -> Solution:
     """Return a solution, or one by marks where they take less memory than the smallest schedule.
 
-    Marks are asked only where that schedule is not worth its time, and only if they may be.
+    Marks are asked only where that schedule is not worth its time, or takes much more temporary
+    space than they do, and only if they may be.
     """
-    strategy = solution.strategy
-    least = min(solution.costs.values())  # of the smallest schedule too
-    worthwhile = (1 - WORTHWHILE_SAVING) * strategy.unplanned.pool_bytes
-    may_help = strategy.lower_bound.nbytes <= min(worthwhile, least)
-    is_found = solution.plan.recomputes or solution.interrupted
-    if isinstance(strategy, Marks) or is_found or not may_help:
+    strategy, unplanned = solution.strategy, solution.strategy.unplanned
+    if isinstance(strategy, Marks) or solution.interrupted:
+        return solution
+    least = min(unplanned.judged_bytes, solution.least or solution.memory.judged_bytes)
+    worthwhile = (1 - WORTHWHILE_SAVING) * unplanned.judged_bytes
+    beside = unplanned.judged_bytes - unplanned.pool_bytes  # temporary space, as marks take it
+    may_help = strategy.lower_bound.nbytes + beside <= min(worthwhile, least)
+    more = solution.memory.temporary_bytes - unplanned.temporary_bytes
+    takes_more = more > WORTHWHILE_SAVING * unplanned.judged_bytes
+    is_found = solution.plan.recomputes and (strategy.forced or not takes_more)
+    if is_found or not may_help:
         return solution
     by_marks = find(Marks(request, replace(strategy.options, how="marks")))
-    if by_marks.memory.counted_bytes >= least:
+    if by_marks.memory.judged_bytes >= least:
         return solution
     why = "planning by marks, because the smallest schedule takes more memory"
     return replace(by_marks, warnings=(why, *by_marks.warnings))
@@ -352,21 +359,22 @@ def _judge(strategy: Strategy, solution: Solution) -> Solution:
     unplanned = strategy.unplanned
     if solution.interrupted or strategy.forced or solution.memory is unplanned:
         return solution
-    reasons = []
+    reasons, least = [], solution.memory.judged_bytes
     for other in (solution, _confirm_plain(strategy)):
         if other is None:
             continue
-        saved = 1 - other.memory.pool_bytes / max(1, unplanned.pool_bytes)
+        least = min(least, other.memory.judged_bytes)
+        saved = 1 - other.memory.judged_bytes / max(1, unplanned.judged_bytes)
         added = other.plan.added_time or 0.0
         if saved >= max(WORTHWHILE_SAVING, added):
-            return replace(other, costs={**solution.costs, **other.costs})
+            return replace(other, costs={**solution.costs, **other.costs}, least=least)
         reasons.append(f"save {100 * saved:.0f} % of the memory for {100 * added:.0f} % more time")
     none = _confirm(strategy, strategy.make_no_plan())
     rule = (
         f"{100 * WORTHWHILE_SAVING:.0f} %, and as large a share of memory as of time, is required"
     )
     text = f"the smallest {strategy.noun} would {reasons[0]}; {rule}"
-    return replace(none, costs={**solution.costs, **none.costs}, declined=text)
+    return replace(none, costs={**solution.costs, **none.costs}, declined=text, least=least)
 
 
 def _confirm_plain(strategy: Strategy) -> Solution | None:

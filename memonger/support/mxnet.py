@@ -137,6 +137,8 @@ class Settings:
         "MXNET_MKLDNN_ENABLED", "1", lambda text: _is_on(text) and built_with_mkldnn()
     )
     mkldnn_rnn: bool = _variable("MXNET_USE_MKLDNN_RNN", "1", _is_on)
+    #: How many temporary spaces imperative operators take in turn on a CPU.
+    cpu_spaces: int = _variable("MXNET_CPU_TEMP_COPY", "4", int)
     fusion: bool = _variable("MXNET_USE_FUSION", "1", _is_on)  # of pointwise operators, on a GPU
     merging: bool = _variable("MXNET_ELIMINATE_COMMON_EXPR", "1", _is_on)  # of subexpressions
     #: A gradient of this many terms, or more, is summed in a chain.

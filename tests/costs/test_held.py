@@ -38,8 +38,10 @@ def test_what_onednn_holds_on_a_cpu_is_not_counted(how: str) -> None:
 
 #: Case of an operator -> its temporary space on a CPU, in arrays of its data.
 TEMPORARY = {
-    **dict.fromkeys("softmax log_softmax Activation_relu Activation_softrelu".split(), 1),
-    **dict.fromkeys("LeakyReLU LeakyReLU_elu LeakyReLU_gelu FullyConnected".split(), 1),
+    **dict.fromkeys("softmax log_softmax".split(), 1),
+    # These request twice what they use.
+    **dict.fromkeys("Activation_relu Activation_softrelu FullyConnected".split(), 2),
+    **dict.fromkeys("LeakyReLU LeakyReLU_elu LeakyReLU_gelu".split(), 2),
     **dict.fromkeys("tanh softmax_temperature LeakyReLU_selu Activation_softsign".split(), 0),
     "LayerNorm": 2 + 1 / SHAPE[-1],  # and the means
 }
@@ -55,6 +57,28 @@ def test_what_is_copied_on_a_cpu_is_counted(name: str) -> None:
     assert plan.temporary_bytes == TEMPORARY[name] * data
     for_gpu = memonger.plan(symbol, shapes, ctx="gpu", how="marks", budget=1.0)
     assert for_gpu.temporary_bytes == 0
+
+
+def rectified(depth: int) -> tuple[Any, dict[str, tuple[int, ...]]]:
+    """Build convolutions of which each relu's gradient is copied: 128 KiB."""
+    x = mx.sym.Variable("data")
+    for _ in range(depth):
+        x = mx.sym.relu(mx.sym.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=16))
+        x = mx.sym.Activation(x, act_type="relu")
+    return mx.sym.MakeLoss(x), {"data": (8, 16, 16, 16)}
+
+
+@pytest.mark.parametrize(("spaces", "is_schedule"), [("1", True), ("4", False)])
+def test_temporary_spaces_at_which_a_schedule_takes_turns_are_judged(
+    spaces: str, is_schedule: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MXNET_CPU_TEMP_COPY", spaces)
+    symbol, shapes = rectified(12)
+    asked = {"ctx": mx.cpu(), "patience": PATIENCE}
+    by_how = {how: memonger.plan(symbol, shapes, **asked, how=how) for how in ("marks", "schedule")}
+    of_marks, of_schedule = (by_how[how].temporary_bytes for how in ("marks", "schedule"))
+    assert of_marks == 2 * 4 * math.prod(shapes["data"]) and of_schedule == int(spaces) * of_marks
+    assert (memonger.plan(symbol, shapes, **asked).schedule is not None) == is_schedule
 
 
 class Classifier(NamedTuple):
