@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Collection, Dict, Mapping, NamedTuple, Tuple
+from itertools import count
+from typing import TYPE_CHECKING, Collection, Dict, Iterator, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from memonger.solve.request import Request, read_call
 from memonger.support.checks import check_count
 from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import environment, mx
+from memonger.support.parallel import progress_bar
 from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Array1, NDArray, Symbol
 from memonger.support.versions import MXNET_ERRORS
@@ -164,18 +166,24 @@ def check(
     request = replace(request, grad_req=read_grad_req(list(request.grad_req), grad_req))
     graph = forward_graph(symbol, request.spec)
     start = _initial_values(graph, values or {}, inputs, seed)
-    train = partial(_train, request=request, start=start, steps=steps, seed=seed)
     symbol, planned = _on_one_device(symbol), _on_one_device(planned)
-    expected = train(symbol)
-    differences = _compare(expected, train(planned))
-    infinite = [name for (*_, name), value in expected.items() if not np.isfinite(value).all()]
-    not_finite = tuple(dict.fromkeys(infinite))
-    report = CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable=True)
-    try:
-        return report._replace(repeatable=not differences or not _compare(expected, train(symbol)))
-    except KeyboardInterrupt:
-        unknown = "interrupted before the original was run again, to see whether it repeats itself"
-        raise KeyboardInterrupt(f"{unknown}; {report}") from None
+    with progress_bar("memonger: training both") as progress:
+        done = (progress(step / (2 * steps)) for step in count(1))
+        train = partial(_train, request=request, start=start, steps=steps, seed=seed, done=done)
+        expected = train(symbol)
+        differences = _compare(expected, train(planned))
+        infinite = [name for (*_, name), value in expected.items() if not np.isfinite(value).all()]
+        not_finite = tuple(dict.fromkeys(infinite))
+        report = CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable=True)
+        try:
+            return report._replace(
+                repeatable=not differences or not _compare(expected, train(symbol))
+            )
+        except KeyboardInterrupt:
+            unknown = (
+                "interrupted before the original was run again, to see whether it repeats itself"
+            )
+            raise KeyboardInterrupt(f"{unknown}; {report}") from None
 
 
 def _check_same(symbol: Symbol, planned: Symbol) -> None:
@@ -231,9 +239,17 @@ def _initial_values(
 
 
 def _train(
-    net: Symbol, request: Request, start: Mapping[str, Array1], steps: int, seed: int
+    net: Symbol,
+    request: Request,
+    start: Mapping[str, Array1],
+    steps: int,
+    seed: int,
+    done: Iterator[None],
 ) -> Arrays:
-    """Train some steps, and return what each leaves: outputs, gradients, auxiliary states."""
+    """Train some steps, and return what each leaves: outputs, gradients, auxiliary states.
+
+    ``done`` is advanced after each step.
+    """
     ctx = request.device
     types = {name: start[name].dtype for name in request.grad_req}
     shapes = {name: start[name].shape for name in request.grad_req}
@@ -263,6 +279,7 @@ def _train(
             for n, gradient in grads.items():
                 if n not in request.spec.shapes and np.dtype(gradient.dtype).kind == "f":
                     mx.nd.sgd_mom_update(args[n], gradient, momentum[n], **RATES, out=args[n])
+            next(done)
         return arrays
     except MXNET_ERRORS as error:  # simple_bind raises another one than MXNetError
         raise MemongerError(f"the network cannot be run on {ctx}: {mxnet_message(error)}") from None

@@ -40,6 +40,7 @@ from memonger.support.errors import (
     format_size,
 )
 from memonger.support.files import Path
+from memonger.support.parallel import progress_bar
 from memonger.support.types import BatchOptions, Json, Keywords, Symbol, Types, Unpack
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ OF_A_CARD = (  # how a budget bounds a whole card
     "for a card of that size: --ctx gpu --gpu T4 --optimizer sgd,momentum=0.9 (in Python: "
     "ctx='gpu', gpu='T4', optimizer=('sgd', {'momentum': 0.9}))"
 )
+MOST_BATCH = 2**20
 QUARTERS = 4  # steps of a report up to the batch that fits without a plan, and beyond it
 
 
@@ -183,10 +185,12 @@ def frontier(
         steps = np.linspace(pools[-1], pools[0], most)
         nearest = sorted({int(np.abs(pools - step).argmin()) for step in steps})
         candidates = [candidates[k] for k in nearest]
-    solutions = []
+    solutions, found = [], [*as_it_is, *candidates]
     try:
-        for plan in [*as_it_is, *candidates]:
-            solutions.append(confirm_or_none(strategy, plan))
+        with progress_bar("memonger: binding plans") as progress:
+            for plan in found:
+                solutions.append(confirm_or_none(strategy, plan))
+                progress(len(solutions) / len(found))
     except KeyboardInterrupt:
         if not solutions:
             raise
@@ -427,12 +431,14 @@ def _largest(bytes_at: Callable[[int], float], limit: int) -> int:
 
     Each step expects a straight line through the last two batches.
     """
-    low, high = 0, 2**20 + 1  # a batch that fits, and one that does not
+    low, high = 0, MOST_BATCH + 1  # a batch that fits, and one that does not
     batch, before = 1, (0, 0.0)
-    while high - low > 1:
-        nbytes = bytes_at(batch)
-        low, high = (batch, high) if nbytes <= limit else (low, batch)
-        slope = (nbytes - before[1]) / (batch - before[0])
-        guess = batch + (limit - nbytes) / slope if 0 < slope < math.inf else (low + high) / 2
-        before, batch = (batch, nbytes), min(high - 1, max(low + 1, int(guess)))
+    with progress_bar("memonger: trying batches") as progress:
+        while high - low > 1:
+            nbytes = bytes_at(batch)
+            low, high = (batch, high) if nbytes <= limit else (low, batch)
+            slope = (nbytes - before[1]) / (batch - before[0])
+            guess = batch + (limit - nbytes) / slope if 0 < slope < math.inf else (low + high) / 2
+            before, batch = (batch, nbytes), min(high - 1, max(low + 1, int(guess)))
+            progress(1 - math.log(high - low, MOST_BATCH))
     return low

@@ -18,17 +18,25 @@ def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, share: float = 2.0, search: in
     """
     begun: list[Any] = []
     pressed: list[int] = []
+    usual = tqdm.tqdm.__init__
+    searches: list[int] = []  # other bars are of no search
+
+    def init(bar: Any, *args: Any, **options: Any) -> None:
+        usual(bar, *args, **options)
+        if options["desc"] == "memonger: searching":
+            searches.append(id(bar))
 
     def update(bar: Any, done: float) -> None:
-        if done >= share and len(begun) == search and not pressed:
+        if id(bar) in searches and done >= share and len(begun) == search and not pressed:
             pressed.append(1)
             raise KeyboardInterrupt
 
     def entered(bar: Any) -> Any:
-        begun.append(bar)
+        begun.extend([bar] if id(bar) in searches else [])
         update(bar, -1.0)
         return bar
 
+    monkeypatch.setattr(tqdm.tqdm, "__init__", init)
     monkeypatch.setattr(tqdm.tqdm, "__enter__", entered)
     monkeypatch.setattr(tqdm.tqdm, "update", update)
     return begun

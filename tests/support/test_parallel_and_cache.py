@@ -22,9 +22,12 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
+import tqdm
 from memonger.support import cache
 from memonger.support.mxnet import Settings, environment
 from memonger.support.parallel import Threads
+
+import networks
 from modules import stepped
 from planned import HOWS, run_code
 
@@ -112,6 +115,34 @@ def test_a_bar_on_a_terminal_for_what_takes_long() -> None:
     *_, wiped, end = text.split("\r")
     assert not wiped.strip() and not end
     assert shown(0.0, True) == "" == shown(2.4, False)
+
+
+def test_what_takes_long_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches, binds, trials of batches, and steps of a check."""
+    symbol, shapes = networks.chain(8, hidden=64, batch=512)
+    open_shapes = {name: (None, *shape[1:]) for name, shape in shapes.items()}
+    bars: dict[str, list[float]] = {}
+    begin = tqdm.tqdm.__init__
+
+    def init(bar: Any, *args: Any, **options: Any) -> None:
+        begin(bar, *args, **options)
+        bar.told = bars.setdefault(options["desc"], [])
+
+    def update(bar: Any, done: float) -> None:
+        bar.n += done
+        bar.told.append(bar.n)
+
+    monkeypatch.setattr(tqdm.tqdm, "__init__", init)
+    monkeypatch.setattr(tqdm.tqdm, "update", update)
+    quick: Any = {"how": "marks", "patience": 0.01}
+    plans = memonger.frontier(symbol, shapes, points=4, **quick)
+    assert [*bars] == ["memonger: searching", "memonger: binding plans"]
+    assert bars["memonger: binding plans"] == [0.25, 0.5, 0.75, 1.0] and len(plans) == 4
+    memonger.largest_batch(symbol, open_shapes, "1MB", **quick)
+    tried = bars["memonger: trying batches"]
+    assert tried[0] == pytest.approx(0, abs=1e-6) and 1.0 in tried
+    assert memonger.check(symbol, plans[-1].symbol, dict.fromkeys(shapes, (2, 64)), steps=2)
+    assert bars["memonger: training both"] == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_the_latest_values_are_kept() -> None:
