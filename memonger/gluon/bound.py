@@ -22,13 +22,14 @@ from typing import (
 
 import numpy as np
 
-from memonger.graph.marks import list_fixed_gammas
-from memonger.graph.operators.recompute import draws, waits_for_devices
+from memonger.graph.marks import FORCE, list_fixed_gammas
+from memonger.graph.operators.recompute import draws, truth, waits_for_devices
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.arena import deferred
 from memonger.schedules.execution.calls import Frame
 from memonger.schedules.execution.executor import BoundStep
 from memonger.schedules.execution.symbol import ScheduledSymbol
+from memonger.schedules.execution.unchanged import WATCHED, check_unchanged, digest
 from memonger.support.mxnet import environment, mx, without_notices
 from memonger.support.symbols import attributes, read
 from memonger.support.types import Executor, Json, NDArray, Parameter, Symbol
@@ -138,7 +139,15 @@ class BoundMarks:
         self._results: list[NDArray] = self.executor.outputs
         self.outputs = [Tensor(a.shape, np.dtype(a.dtype).name) for a in self._results]
         self._states = self.executor.aux_arrays
-        self._gammas = [bound[name] for name in list_fixed_gammas(graph.symbol)]
+        gammas = list_fixed_gammas(graph.symbol)
+        self._gammas = [bound[name] for name in gammas]
+        again = (node for node in graph.nodes if truth(node.get("attrs", {}).get(FORCE)))
+        read = {graph.nodes[k]["name"] for node in again for k, *_ in node["inputs"]}
+        names = [n for n in marks if n in graph.parameters and n in read and n not in gammas]
+        #: The parameters from which the backward pass computes results again; without those of a
+        #: network whose operators wait for another device, because this one would wait for them.
+        self._read_again = {} if waits(graph.symbol) else {name: bound[name] for name in names}
+        self._watched = WATCHED
 
     def hold(self, arrays: Arrays, marks: Marks) -> Run:
         """Copy the inputs of a call."""
@@ -156,15 +165,20 @@ class BoundMarks:
         for k, (result, output) in enumerate(zip(self._results, outputs)):
             if k not in self._graph.passed:
                 result.copyto(output)
+        if self._watched and run.frame.digest is None:
+            run.frame.digest = digest(self._read_again)
 
     def backward(
         self, run: Run, heads: list[NDArray], gradients: Arrays, marks: Marks, is_partial: bool
     ) -> None:
         """Run the backward pass, and write the gradients or add them."""
+        now = None if run.frame.digest is None else digest(self._read_again)
         with self._kept(gradients) if is_partial else contextlib.nullcontext():
             self.executor.backward(heads)
             order_state_readers(self._states)
             deliver(self.executor.grad_dict, gradients, marks)
+        self._watched -= self._watched > 0
+        check_unchanged(self._read_again, run.frame.digest, now)
 
     @contextlib.contextmanager
     def _kept(self, gradients: Arrays) -> Iterator[None]:

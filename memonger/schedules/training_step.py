@@ -28,6 +28,7 @@ from memonger.graph.forward import RowEntry
 from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.inplace import Options
 from memonger.graph.operators.layouts import AXES
+from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.recorded import ASYNCHRONOUS, RECORDED_LATE
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import NO_NODE, StepGraph, TrainingGraph
@@ -151,6 +152,22 @@ class TrainingStep(StepGraph):
         It is -1 for a row of zeros, which runs on its own.
         """
         return _recorded_rows(self.parts, self.rows, self.parts.recorded)
+
+    @cached_property
+    def read_again(self) -> dict[str, RowEntry]:
+        """The arguments from which results are computed again, by name.
+
+        Gammas that are not trained are left out: their BatchNorm sets them to 1.
+        """
+        arguments, sources = set(self.training.graph.arguments), self.rows.source.tolist()
+        found: dict[str, RowEntry] = {}
+        for row in np.flatnonzero(self.phases == RECOMPUTED).tolist():
+            op, attrs = self.signatures[row][:2]
+            is_fixed = "BatchNorm" in op and truth(attrs.get("fix_gamma", "True"))
+            for k, entry in enumerate(self.reads[row]):
+                if sources[entry[0]] in arguments and not (is_fixed and k == 1):
+                    found[self.names[entry[0]]] = entry
+        return found
 
     @property
     def dropouts(self) -> dict[int, list[int]]:

@@ -382,6 +382,17 @@ def test_backward_needs_its_forward() -> None:
     refused()
 
 
+def test_an_argument_changed_before_the_backward_pass_is_named() -> None:
+    executor = filled(bound(planned(), "write"))
+    executor.forward(is_train=True)
+    name = "convolution0_weight"
+    executor.arg_dict[name][:] *= 1.01
+    with pytest.raises(Error, match=f"'{name}' was changed between a forward pass and its backw"):
+        executor.backward()
+    executor.forward(is_train=True)
+    executor.backward()
+
+
 def test_forward_checks_what_it_is_given() -> None:
     executor = planned().simple_bind(mx.cpu(), **SHAPES)
     with pytest.raises(TypeError, match="Unknown argument"):

@@ -17,6 +17,7 @@ from memonger.schedules.execution.arena import Arena, array_at, deferred, refuse
 from memonger.schedules.execution.calls import BoundCalls, Calls, Frame, Place, calls_of
 from memonger.schedules.execution.monitor import Callback, Monitor
 from memonger.schedules.execution.plain import PlainNetwork
+from memonger.schedules.execution.unchanged import WATCHED, check_unchanged, digest
 from memonger.schedules.training_step import TrainingStep
 from memonger.support import versions
 from memonger.support.errors import MB, MemongerError
@@ -56,6 +57,11 @@ class BoundStep:
                 self.heads[int(name.rsplit("_", 1)[1])] = row, 0
             else:
                 self.variables[step.names[row]] = row, 0
+        # To wait on one device for operators that wait for another device may be a deadlock.
+        nodes = step.training.graph.nodes
+        waits = any(recompute.waits_for_devices(node.op, node.attrs) for node in nodes)
+        self._read_again = {} if waits else step.read_again
+        self._watched = WATCHED
         #: The tensors of each block outside of the arena, with the shapes of those that are views.
         self._tensors: dict[int, list[tuple[RowEntry, Shape | None]]] = defaultdict(list)
         self._shapes: dict[int, Tensor] = {}  # the tensor of the first of them
@@ -158,9 +164,19 @@ class BoundStep:
     def run_forward(self, frame: Frame, is_train: bool) -> None:
         """Run the operators up to the network's outputs."""
         self._run(0, self.program.forward, is_train, frame)
+        if is_train and self._watched and frame.digest is None:
+            frame.digest = digest({n: frame.arrays[place] for n, place in self._read_again.items()})
 
     def run_backward(self, frame: Frame) -> None:
-        """Run the others, and write or add the gradients of arguments."""
+        """Run the others, and write or add the gradients of arguments.
+
+        Raises
+        ------
+        MemongerError
+            If an argument has changed since the forward pass.
+        """
+        arguments = {n: frame.arrays[place] for n, place in self._read_again.items()}
+        now = None if frame.digest is None else digest(arguments)
         self._run(self.program.forward, len(self.program.all), True, frame)
         for name, source, added in self._copied:
             array = frame.arrays[name]
@@ -170,6 +186,8 @@ class BoundStep:
                 array += frame.arrays[source]
             else:
                 frame.arrays[source].reshape(array.shape).copyto(array)
+        self._watched -= self._watched > 0
+        check_unchanged(arguments, frame.digest, now)  # now that the device has work to do
 
     @functools.cached_property
     def program(self) -> Calls:
@@ -301,7 +319,7 @@ class ScheduledExecutor(mx.executor.Executor):
             if getattr(array, "shape", None) != target.shape:
                 raise ValueError(f"argument {name!r} takes an array of shape {target.shape}")
             target[:] = array
-        self._pass = None
+        self._pass = self._frame.digest = None
         if self._plain.forward(self, bool(is_train)):
             return self.outputs
         self.arena.last_pass = None
@@ -339,9 +357,11 @@ class ScheduledExecutor(mx.executor.Executor):
             copy = deferred(self._bound.step.tensor(place), self._ctx)
             self._frame.arrays[place] = out_grads[k].copyto(copy)
         self._pass = None
-        self._bound.run_backward(self._frame)
-        for place in heads.values():
-            del self._frame.arrays[place]
+        try:
+            self._bound.run_backward(self._frame)
+        finally:
+            for place in heads.values():
+                del self._frame.arrays[place]
 
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Sequence[int]

@@ -1,0 +1,84 @@
+"""See that arrays are the same in a backward pass as in its forward pass.
+
+A plan computes results again from parameters. If a script changes one between the two passes, the
+gradients are not those of MXNet, whose backward pass reads the old results. MXNet's engine counts
+what is written to an array (``Var::version`` in ``include/mxnet/engine.h``), but its C API does not
+return the count, in which a new layout of MKLDNN is a change too. So values are compared, by a
+*digest*: the product of each row with random numbers. That reads an array once, at the speed of
+memory. It misses a change of a few elements in their last digits.
+
+A script that changes parameters there does so from its first step on. So only the first passes of a
+network are compared (`WATCHED`), and training takes no longer.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Mapping
+
+import numpy as np
+
+from memonger.support.errors import MemongerError
+from memonger.support.mxnet import may_wait, mx
+from memonger.support.types import Context, NDArray
+
+WATCHED = 10  # backward passes of a bound network whose arguments are compared
+
+#: The share of the largest product of an array by which its products may differ unchanged: other
+#: numbers of threads may round otherwise. A step of an optimizer changes more.
+ROUNDING = 1e-6
+
+
+def digest(arrays: Mapping[str, NDArray]) -> NDArray | None:
+    """Return the digest of the arrays of floats, (rows of all,), before it is computed.
+
+    The arrays are on one device. Without any of floats, there is no digest.
+    """
+    floats = _floats(arrays)
+    dtype = "float64" if any(a.dtype == np.float64 for a in floats.values()) else "float32"
+    parts = []
+    with mx.autograd.pause(train_mode=True):
+        for array in floats.values():
+            if array.dtype == np.float16:  # MXNet's CPU build has no products of float16
+                array = array.astype("float32")
+            if len(array.shape) > 1:
+                vector = _vector(array.size // array.shape[0], array.dtype, array.context)
+                array = mx.nd.FullyConnected(array, vector, num_hidden=1, no_bias=True)
+            if len(array.shape) != 1:
+                array = array.reshape((-1,))
+            parts.append(array.astype(dtype, copy=False))
+        return mx.nd.concat(*parts, dim=0) if parts else None
+
+
+def check_unchanged(
+    arrays: Mapping[str, NDArray], before: NDArray | None, after: NDArray | None
+) -> None:
+    """Raise MemongerError if arrays have changed between two digests; wait for these."""
+    if before is None or after is None or not may_wait():
+        return
+    one, other = before.asnumpy(), after.asnumpy()
+    floats = _floats(arrays)
+    rows = [a.shape[0] if len(a.shape) > 1 else a.size for a in floats.values()]
+    scale = np.repeat(np.maximum.reduceat(np.abs(one), np.cumsum([0, *rows[:-1]])), rows)
+    with np.errstate(invalid="ignore"):  # the difference of infinities
+        close = np.abs(one - other) <= ROUNDING * scale
+    differs = ~(close | (one == other) | (np.isnan(one) & np.isnan(other)))
+    if differs.any():
+        first, *others = dict.fromkeys(np.repeat(list(floats), rows)[differs].tolist())
+        more = f" and {len(others)} others were" if others else " was"
+        raise MemongerError(
+            f"{first!r}{more} changed between a forward pass and its backward pass, which computes "
+            "results again from it; change parameters after backward(), or train without a plan"
+        )
+
+
+def _floats(arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    return {n: a for n, a in arrays.items() if np.dtype(a.dtype).kind == "f" and a.size}
+
+
+@functools.lru_cache(maxsize=None)
+def _vector(length: int, dtype: type[np.generic], ctx: Context) -> NDArray:
+    """Return numbers of about the same size, (1, length), without a draw of MXNet's generators."""
+    random = np.random.RandomState(length)
+    numbers = random.choice([-1, 1], (1, length)) * random.uniform(1, 2, (1, length))
+    return mx.nd.array(numbers, ctx, dtype)
