@@ -91,6 +91,18 @@ NOTHING = (
 _active: Session | None = None
 
 
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # of stderr
+    """Writes lines to stderr, each on a line of its own though tqdm shows a bar there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)  # which clears and shows its bars
+        if bars is None:
+            super().emit(record)
+        else:
+            with bars.external_write_mode(file=self.stream):
+                super().emit(record)
+
+
 class Session:
     """Training by plans from `enable` on; a context manager that ends it.
 
@@ -126,7 +138,7 @@ class Session:
         self._is_silent = False  # whether a line said that no more networks are told one by one
         self._unkept = False  # whether a plan could not be kept
         self._usual_logging = package_log.level, package_log.propagate
-        self._handler = logging.StreamHandler()
+        self._handler = _Handler()
         self._handler.setFormatter(logging.Formatter("memonger: %(message)s"))
 
     def __enter__(self) -> Session:

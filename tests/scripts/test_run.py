@@ -228,6 +228,30 @@ def test_the_end_tells_what_was_planned_of_all(tmp_path: Path) -> None:
     )
 
 
+BAR = """
+import mxnet as mx
+from tqdm import tqdm
+from modules import SHAPES, net
+
+for _ in tqdm(range(2), mininterval=0):
+    net().simple_bind(mx.cpu(), **SHAPES)
+"""
+
+
+def test_a_line_does_not_stick_to_a_progress_bar(tmp_path: Path) -> None:
+    """A carriage return, spaces over the bar and another one go before it."""
+    (tmp_path / "bar.py").write_text(BAR)
+    run = ["-m", "memonger", "run", "--no-cache", "bar.py"]
+    *_, log = ended(*run, folder=tmp_path)
+    lines = [line for line in log.splitlines() if "memonger: " in line]
+    left = "1.6 MiB, as it is: less than 64.0 MiB, left alone without a budget, how= or names"
+    assert [re.sub(r"\d+\.\d s", "T", line) for line in lines] == [
+        f"memonger: softmax on cpu(0): {left}; planned in T",
+        f"memonger: 0 planned, the largest {left}; T to plan",
+    ]
+    assert re.search(r"0/2 .*\n +\nmemonger: ", log)
+
+
 ENDS = """
 import os, shutil, sys
 import mxnet as mx
