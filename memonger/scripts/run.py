@@ -13,7 +13,12 @@ import os
 import pkgutil
 import runpy
 import sys
-from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFileLoader
+from importlib.machinery import (
+    BuiltinImporter,
+    PathFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from types import ModuleType, TracebackType
 from typing import Callable, Sequence
 
@@ -65,9 +70,17 @@ def prepare(
             main.__annotations__ = {}
 
         def begin() -> None:
-            memonger.enable(**keywords).command = command
+            its_own = sys.modules.get("memonger")
+            sys.modules["memonger"] = memonger  # while the rest of this package is imported
+            try:
+                memonger.enable(**keywords).command = command
+            finally:
+                sys.modules["memonger"] = its_own or memonger
+                if its_own is None:
+                    _leave_name()
 
         when_imported(begin)
+        _leave_name()
         try:
             start()
         except BudgetError as error:
@@ -136,6 +149,13 @@ def _set_path(first: str, is_safe: bool = False) -> None:
         sys.path[0] = first
     elif is_safe:
         sys.path.insert(0, first)
+
+
+def _leave_name() -> None:
+    """Leave the name ``memonger`` to a module of the script, where Python would find that first."""
+    found = PathFinder.find_spec("memonger")
+    if found is not None and found.origin != memonger.__file__:
+        del sys.modules["memonger"]
 
 
 def _hide_callers(traceback: TracebackType | None) -> None:

@@ -10,7 +10,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import memonger
 import pytest
 
 from pages import data_of
@@ -89,16 +88,24 @@ def test_a_script_runs_as_under_python(script: list[str], tmp_path: Path) -> Non
 
 
 def test_the_command_is_of_this_package_whatever_the_path_says(tmp_path: Path) -> None:
-    """The script gets this package too, in place of its own memonger.py."""
+    """The script gets its own memonger.py, and what it trains is planned by this package."""
     (entry,) = re.findall(r'^memonger = "(.+):(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "memonger"
     command.write_text("import sys\nfrom {} import {} as run\nsys.exit(run())\n".format(*entry))
-    (tmp_path / "memonger.py").write_text("search_plan = None\n")
-    (tmp_path / "train.py").write_text("import memonger\nprint(memonger.__file__)\n")
+    (tmp_path / "memonger.py").write_text("import mxnet\nmine = 1\n")
+    (tmp_path / "train.py").write_text(
+        "import memonger\nprint(memonger.__file__, memonger.mine)\n"
+        "import mxnet as mx\nfrom modules import SHAPES, net\n"
+        "net().simple_bind(mx.cpu(), **SHAPES)\nimport memonger\nprint(memonger.mine)\n"
+    )
     path = os.pathsep.join([".", python_path()])
-    status, printed, log = ended(command, "run", "train.py", folder=tmp_path, PYTHONPATH=path)
-    assert (status, printed, log) == (0, f"{memonger.__file__}\n", "")
+    run = [command, "run", "--no-cache", "train.py"]
+    status, printed, log = ended(*run, folder=tmp_path, PYTHONPATH=path)
+    assert (status, printed) == (0, f"{tmp_path / 'memonger.py'} 1\n1\n"), log
+    assert log.startswith(
+        "memonger: softmax on cpu(0): 1.6 MiB, as it is: less than 64.0 MiB, left"
+    )
 
 
 NAMES = """
