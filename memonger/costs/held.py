@@ -177,12 +177,19 @@ def _count_alignments(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> in
     return 4 * batch * (6 + labels + states + steps * (letters + states + 1))
 
 
+def _count_sorted(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Count as ``TopKImpl`` in ``src/operator/tensor/ordering_op-inl.h``, on a CPU."""
+    data, indices = inputs[0].nbytes, 4 * inputs[0].elements
+    return max(data, indices) + data + indices
+
+
 #: Operator -> the bytes of its temporary space, given its inputs and outputs.
 _TEMPORARY: dict[str, Callable[[Sequence[Tensor], Sequence[Tensor]], int]] = {
     "_contrib_MultiBoxTarget": _count_targets,
     # src/operator/contrib/multibox_detection-inl.h
     "_contrib_MultiBoxDetection": lambda inputs, outputs: outputs[0].nbytes,
     "CTCLoss": _count_alignments,
+    **dict.fromkeys(("argsort", "sort", "topk"), _count_sorted),
     # The gradient, in src/operator/nn/group_norm-inl.h; its reductions take less.
     "GroupNorm": lambda inputs, outputs: 2 * inputs[0].nbytes + outputs[1].nbytes,
     # The gradient on a CPU, in src/operator/nn/layer_norm-inl.h; its reductions take less.
@@ -192,4 +199,5 @@ _TEMPORARY: dict[str, Callable[[Sequence[Tensor], Sequence[Tensor]], int]] = {
     # src/operator/loss_binary_op-inl.h
     "softmax_cross_entropy": lambda inputs, outputs: inputs[0].nbytes + inputs[1].nbytes,
 }
-_ON_CPU = frozenset(("LayerNorm",))  # those of which a GPU's kernels are others
+#: Those of which a GPU's kernels are others.
+_ON_CPU = frozenset(("LayerNorm", "argsort", "sort", "topk"))

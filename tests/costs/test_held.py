@@ -43,6 +43,7 @@ TEMPORARY = {
     **dict.fromkeys("Activation_relu Activation_softrelu FullyConnected".split(), 2),
     **dict.fromkeys("LeakyReLU LeakyReLU_elu LeakyReLU_gelu".split(), 2),
     **dict.fromkeys("tanh softmax_temperature LeakyReLU_selu Activation_softsign".split(), 0),
+    **dict.fromkeys("sort topk".split(), 3),
     "LayerNorm": 2 + 1 / SHAPE[-1],  # and the means
 }
 
