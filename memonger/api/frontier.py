@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from memonger.api import plot, report
-from memonger.api.notebook import write_table
+from memonger.api.notebook import Page, write_table
 from memonger.api.plan import Plan, make_plan
 from memonger.api.report import KINDS, PLACING, Reported
 from memonger.graph.inputs import read_devices, read_pairs, trace
@@ -254,12 +254,12 @@ class LargestBatch(_Largest):
         taken = f"{format_size(plan.device_bytes)} of the device are taken, more than {size}"
         return f"{fits}\ncard       {taken}; {OF_A_CARD}"
 
-    def report(self, file: Path, *, network: str = "net-symbol.json") -> None:
+    def report(self, file: Path | None = None, *, network: str = "net-symbol.json") -> Page | None:
         """Write a page of the plan, and of the samples a second to hope for at smaller batches.
 
         At up to four of these the fastest plan that fits is searched for, as `memonger.plan` does.
-        The others fit without one. Ctrl-C ends it, and no page is written. ``file`` and ``network``
-        are as of `Plan.report`.
+        The others fit without one. Ctrl-C ends it, and no page is written. ``file``, ``network``
+        and the result are as of `Plan.report`.
         """
         report.check_report(file)
         shown = report.ordered([self.plan], (), self._options.budget, network)
@@ -272,7 +272,7 @@ class LargestBatch(_Largest):
                 plans[batch] = make_plan(solve(self._request(batch), self._options))
                 if plans[batch].interrupted:
                     raise KeyboardInterrupt
-        report.write_report(file, replace(shown, batches=plans))
+        return report.write_report(file, replace(shown, batches=plans))
 
 
 @trim_heap()

@@ -20,6 +20,7 @@ import numpy as np
 from memonger import __version__
 from memonger.api.explain import Choice, find_results
 from memonger.api.groups import Member, find_groups
+from memonger.api.notebook import Page
 from memonger.costs.time.roofline import Times
 from memonger.costs.time.times import find_times
 from memonger.solve.memory import Memory, count_state_bytes
@@ -78,22 +79,22 @@ class Reported:
 
     def report(
         self,
-        file: files.Path,
+        file: files.Path | None = None,
         *,
         others: Iterable[Plan] = (),
         budget: object = None,
         budget_of: str | None = None,
         optimizer: object = None,
         network: str = "net-symbol.json",
-    ) -> None:
+    ) -> Page | None:
         """Write a page of the plan: its figures, memory over the training step, the operators.
 
         Of several plans it shows first the fastest within the budget, or else the smallest.
 
         Parameters
         ----------
-        file : str or path
-            One HTML file.
+        file : str or path, optional
+            One HTML file. Without it nothing is written, and the page is returned.
         others : iterable of Plan, optional
             More plans of the same network at the same shapes, to be shown beside: those of a
             `frontier`.
@@ -102,17 +103,22 @@ class Reported:
         network : str
             The name of the network's file, for the commands that are shown.
 
+        Returns
+        -------
+        Page or None
+            A notebook shows it; None where there is a file.
+
         Raises
         ------
         MemongerError
             If plotly is not installed, or the file cannot be written.
         """
         limit = read_budget(budget, budget_of, optimizer, self._plans[0].request.ctx)
-        write_report(file, ordered(self._plans, others, limit, network))
+        return write_report(file, ordered(self._plans, others, limit, network))
 
 
-def write_report(file: files.Path, shown: Shown) -> None:
-    """Write a page to a file."""
+def write_report(file: files.Path | None, shown: Shown) -> Page | None:
+    """Write a page to a file; without one, return it."""
     library = check_report(file)
     data = json.dumps(data_of(shown), separators=(",", ":"), allow_nan=False)
     # Compressed, a page is smaller, and no text of a network can end the script around it.
@@ -120,7 +126,10 @@ def write_report(file: files.Path, shown: Shown) -> None:
     parts["scripts"] = "\n".join(map(_part, SCRIPTS))
     pieces = _part("page.html").split("/*-*/")  # every second piece names a part
     pieces[1::2] = [parts[name] for name in pieces[1::2]]
+    if file is None:
+        return Page("".join(pieces))
     files.write(file, "".join(pieces).encode())
+    return None
 
 
 def _compress(text: str) -> str:
@@ -131,13 +140,14 @@ def _part(name: str) -> str:
     return (PAGE / name).read_text(encoding="utf-8")
 
 
-def check_report(file: files.Path) -> str:
+def check_report(file: files.Path | None) -> str:
     """Check that a page can be written, before a long search; return the code of plotly.js."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise MemongerError(f"reports need plotly, which is not installed; {INSTALL}") from None
-    files.check_writable(file)
+    if file is not None:
+        files.check_writable(file)
     return str(get_plotlyjs())
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Callable, Iterator, Sequence, TypeVar
 
 import numpy as np
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from memonger.support.types import Int64s
 
@@ -70,12 +71,13 @@ class _Bar(tqdm):
 @contextlib.contextmanager
 def progress_bar(title: str = "memonger: searching") -> Iterator[Callable[[float], None]]:
     """Show a progress bar on stderr; yield a function that takes the share done, from 0 to 1."""
+    in_notebook = type(sys.stderr).__module__.startswith("ipykernel.")
     with _Bar(
         total=1.0,
         desc=title,
         delay=1,  # seconds before it is shown
         leave=False,
-        disable=None,  # where stderr is no terminal
+        disable=False if in_notebook else None,  # where stderr is no terminal
         bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
     ) as bar:
         yield lambda share: bar.update(min(share, 1.0) - bar.n)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import re
+from pathlib import Path
 from typing import Any
 
 import memonger
@@ -73,3 +75,17 @@ def test_a_plot_without_a_file_is_a_figure() -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure
     assert isinstance(memonger.plan(net(), SHAPES, patience=0.02).plot(), figure)
     assert isinstance(memonger.frontier(net(), SHAPES, points=2, patience=0.02).plot(), figure)
+
+
+def test_a_report_without_a_file_is_a_page_in_a_frame(tmp_path: Path) -> None:
+    plans = memonger.frontier(net(), SHAPES, points=2, patience=0.02)
+    largest = memonger.largest_batch(net(), {"data": (None, 64)}, "9MB", patience=0.02)
+    for result in (plans[-1], plans, largest):
+        page = result.report()
+        assert page is not None and result.report(tmp_path / "page.html") is None
+        assert page.html == (tmp_path / "page.html").read_text(encoding="utf-8")
+        (source,) = re.findall(
+            '<iframe srcdoc="([^"]*)" style="[^"]*"></iframe>', page._repr_html_()
+        )
+        assert html.unescape(source) == page.html
+        assert repr(page) == f"Page({len(page.html)} characters of HTML, which a notebook shows)"
