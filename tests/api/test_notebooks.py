@@ -11,6 +11,8 @@ import memonger
 import mxnet as mx
 import pytest
 
+from planned import ROOT
+
 SHAPES = {"data": (4096, 64)}
 
 
@@ -89,3 +91,24 @@ def test_a_report_without_a_file_is_a_page_in_a_frame(tmp_path: Path) -> None:
         )
         assert html.unescape(source) == page.html
         assert repr(page) == f"Page({len(page.html)} characters of HTML, which a notebook shows)"
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_as_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows tables and a page, and learns the same with the plan."""
+    nbclient = pytest.importorskip("nbclient", reason="needs the extra 'notebook'")
+    import nbformat
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(ROOT / "examples" / "tutorial.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    results = [
+        output.data
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "execute_result"
+    ]
+    assert ["text/html" in data for data in results] == [True, True, True, False]
+    assert "<td style" in results[0]["text/html"] and "60 %" not in results[1]["text/html"]
+    assert results[2]["text/html"].startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
+    assert results[3]["text/plain"] == "True"
