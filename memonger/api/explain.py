@@ -11,9 +11,9 @@ from memonger.api.groups import Group, Member, find_groups
 from memonger.api.notebook import write_table
 from memonger.costs.lower_bound import find_lower_bound
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
+from memonger.solve.describe import NO_OPERATORS
 from memonger.solve.memory import Memory, measure, predict
 from memonger.solve.request import read_call
-from memonger.solve.solution import NO_OPERATORS
 from memonger.solve.timeline import find_kept
 from memonger.support.errors import format_size
 from memonger.support.types import Int64s, Symbol

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence, Tuple
 
@@ -17,19 +17,24 @@ from memonger.api.notebook import Page, write_table
 from memonger.api.plan import Plan, make_plan
 from memonger.api.report import KINDS, PLACING, Reported
 from memonger.graph.inputs import read_devices, read_pairs, trace
-from memonger.planners.candidates import Candidate, SearchResult, by_added_time, pareto_front
+from memonger.planners.candidates import Candidate, SearchResult, by_seconds, pareto_front
 from memonger.schedules.layouts import LayoutMismatch
-from memonger.solve.options import Options, bound_gpu, read_options, split_options
-from memonger.solve.request import Request, read_arguments, read_request
-from memonger.solve.solution import (
+from memonger.solve.choose import (
+    BY,
+    choose_fastest,
+    choose_refusal,
     choose_smallest,
     confirm_or_none,
-    find_fastest,
-    format_bytes,
-    plan_by,
+    explain_marks,
+    fit_unplanned,
+    list_ways,
+    predict_memory,
     solve,
 )
-from memonger.solve.strategies import Strategy, search_pareto_front, search_smallest
+from memonger.solve.describe import format_bytes
+from memonger.solve.facts import Facts
+from memonger.solve.options import Options, bound_gpu, read_options, split_options
+from memonger.solve.request import Request, read_arguments, read_request
 from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
 from memonger.support.errors import (
@@ -170,14 +175,12 @@ def frontier(
         "devices": devices,
     }
     request, options = read_arguments("frontier", net, shapes, {**keywords, **input_shapes})
-
-    def find(strategy: Strategy) -> tuple[Strategy, SearchResult]:
-        return strategy, search_pareto_front(strategy)
-
-    (strategy, searched), remarks = plan_by(request, options, find)
-    candidates, as_it_is = pareto_front(searched.plans, by_added_time), []
-    if not strategy.forced:
-        as_it_is, whole = [strategy.make_no_plan()], strategy.predicted_unplanned.pool_bytes
+    facts = Facts(request, options)
+    (way, *_), refusal = list_ways(facts)
+    searched = BY[way].search_front(facts)
+    candidates, as_it_is = pareto_front(searched.plans, by_seconds), []
+    if not facts.forced:
+        as_it_is, whole = [facts.no_plan], facts.predicted_unplanned.pool_bytes
         candidates = [plan for plan in candidates if plan.pool_bytes < whole]
     most, interrupted = points - len(as_it_is), searched.interrupted
     if len(candidates) > most:
@@ -189,7 +192,7 @@ def frontier(
     try:
         with progress_bar("memonger: binding plans") as progress:
             for plan in found:
-                solutions.append(confirm_or_none(strategy, plan))
+                solutions.append(confirm_or_none(facts, way, plan))
                 progress(len(solutions) / len(found))
     except KeyboardInterrupt:
         if not solutions:
@@ -198,7 +201,8 @@ def frontier(
     if interrupted:
         log.warning("interrupted: these are the plans that were found so far")
     plans = [make_plan(replace(solution, interrupted=interrupted)) for solution in solutions]
-    for warning in dict.fromkeys((*remarks, *(text for plan in plans for text in plan.warnings))):
+    texts = [] if refusal is None else [explain_marks(refusal)]
+    for warning in dict.fromkeys((*texts, *(text for plan in plans for text in plan.warnings))):
         log.warning(warning)
     optimal = pareto_front(plans, lambda plan: (plan.time_overhead, plan.pool_bytes))
     if as_it_is:  # also where placing alone saves memory
@@ -324,19 +328,44 @@ def largest_batch(
     if isinstance(type_dict, Mapping):  # otherwise `read_request` says what is wrong with it
         type_dict = {**types, **type_dict}
     keywords = {**of_network, "net": trace(net, [*open_shapes]), "type_dict": type_dict or types}
-    request = partial(_request, open_shapes, keywords)
-    limit = how.budget.limit()
-
-    def find(strategy: Strategy) -> LargestBatch:
-        make = partial(type(strategy), options=strategy.options)
-        strategy_at = lru_cache(maxsize=None)(lambda batch: make(request(batch)))
-        return _largest_batch(strategy_at, limit)
-
-    largest, remarks = plan_by(request(1), how, find)
-    for warning in (*remarks, *largest.plan.warnings):
+    batches = _Batches(partial(_request, open_shapes, keywords), how)
+    ways, refusal = list_ways(batches.facts(1))
+    for way in ways:
+        try:
+            largest = _largest_batch(batches, way)
+            break
+        except (BudgetError, LayoutMismatch) as error:
+            refusal = choose_refusal(batches.facts(1), refusal, error)
+    else:
+        assert refusal is not None
+        raise refusal
+    texts = () if refusal is None else (explain_marks(refusal),)
+    for warning in (*texts, *largest.plan.warnings):
         log.warning(warning)
-    largest._request, largest._options = request, how
+    largest._request, largest._options = batches.request, how
     return largest
+
+
+class _Batches:
+    """A network at each batch, and the facts about it."""
+
+    def __init__(self, request: Callable[[int], Request], limits: Options) -> None:
+        self.request, self.limits = request, limits
+        self._facts: dict[int, Facts] = {}
+
+    def facts(self, batch: int) -> Facts:
+        if batch not in self._facts:
+            self._facts[batch] = Facts(self.request(batch), self.limits)
+        return self._facts[batch]
+
+    def count_bytes(self, batch: int, plan: Candidate | None = None) -> float:
+        """Return the bytes that the budget bounds, of a plan that was made at another batch."""
+        try:
+            facts = self.facts(batch)
+            memory = facts.predicted_unplanned if plan is None else predict_memory(facts, plan)
+        except (TooLargeError, LayoutMismatch):
+            return math.inf
+        return facts.count_bytes(memory)
 
 
 def _request(shapes: Mapping[str, Json], keywords: Keywords, batch: int) -> Request:
@@ -345,51 +374,38 @@ def _request(shapes: Mapping[str, Json], keywords: Keywords, batch: int) -> Requ
     return read_request(shapes=sizes, **keywords)
 
 
-def _largest_batch(strategy_at: Callable[[int], Strategy], limit: int) -> LargestBatch:
-    """Find the largest batch that takes at most ``limit`` bytes, of a network at each batch."""
-
-    def bytes_at(batch: int, plan: Candidate | None = None) -> float:
-        """Return the bytes that the budget bounds, of a plan that was made at another batch."""
-        try:
-            strategy = strategy_at(batch)
-            memory = strategy.predicted_unplanned if plan is None else strategy.predict_memory(plan)
-        except (TooLargeError, LayoutMismatch):
-            return math.inf
-        return strategy.count_bytes(memory)
-
-    batch = unplanned = _largest(bytes_at, limit)
+def _largest_batch(batches: _Batches, way: str) -> LargestBatch:
+    """Find the largest batch of a network that fits the budget, by plans of one way."""
+    assert batches.limits.budget is not None
+    limit = batches.limits.budget.limit()
+    batch = unplanned = _largest(batches, None, limit)
     smallest, interrupted = None, False
     try:
-        strategy = strategy_at(max(FIRST_BATCH, unplanned))
-        searched = search_smallest(strategy)
-        smallest, _ = choose_smallest(strategy, searched.plans)
+        facts = batches.facts(max(FIRST_BATCH, unplanned))
+        searched = BY[way].search_smallest(facts)
+        smallest, _ = choose_smallest(facts, searched.plans)
         interrupted = searched.interrupted
         if smallest is not None:
-            batch = max(batch, _largest(partial(bytes_at, plan=smallest), limit))
+            batch = max(batch, _largest(batches, smallest, limit))
     except KeyboardInterrupt:
         if not batch:
             raise
         interrupted = True
     if not batch:
-        least = int(min(bytes_at(1, plan) for plan in (None, smallest)))
+        least = int(min(batches.count_bytes(1, plan) for plan in (None, smallest)))
         raise BudgetError(
             f"not even a batch of 1 fits into {format_bytes(limit)}: the least that was found is "
             + format_bytes(least),
             least,
         )
-
-    def search() -> SearchResult:
-        """Search at this batch, unless the user has interrupted what came before."""
-        searched = (
-            SearchResult([], True) if interrupted else search_pareto_front(strategy_at(batch))
-        )
-        carried = [replace(smallest, pool_bytes=0)] if smallest else []
-        return replace(searched, plans=[*searched.plans, *carried])
-
-    solution = None
+    carried, solution = [smallest] if smallest else [], None
     while solution is None:
+        facts = batches.facts(batch)
         try:
-            solution = find_fastest(strategy_at(batch), search)
+            solution = fit_unplanned(facts, way)
+            if solution is None:
+                searched = SearchResult([], True) if interrupted else BY[way].search_front(facts)
+                solution = choose_fastest(facts, way, searched, carried)
         except KeyboardInterrupt:
             if interrupted:
                 raise
@@ -426,8 +442,8 @@ def _open_shapes(shapes: object) -> tuple[dict[str, Json], dict[str, str]]:
     return sizes, types
 
 
-def _largest(bytes_at: Callable[[int], float], limit: int) -> int:
-    """Find the largest batch that takes at most ``limit`` bytes, 0 if not even one does.
+def _largest(batches: _Batches, plan: Candidate | None, limit: int) -> int:
+    """Find the largest batch at which a plan takes at most ``limit`` bytes; 0 if not even one does.
 
     Each step expects a straight line through the last two batches.
     """
@@ -435,7 +451,7 @@ def _largest(bytes_at: Callable[[int], float], limit: int) -> int:
     batch, before = 1, (0, 0.0)
     with progress_bar("memonger: trying batches") as progress:
         while high - low > 1:
-            nbytes = bytes_at(batch)
+            nbytes = batches.count_bytes(batch, plan)
             low, high = (batch, high) if nbytes <= limit else (low, batch)
             slope = (nbytes - before[1]) / (batch - before[0])
             guess = batch + (limit - nbytes) / slope if 0 < slope < math.inf else (low + high) / 2

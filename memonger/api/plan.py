@@ -24,11 +24,11 @@ from memonger.graph.forward import INSERTED, RECORD, insert_identities
 from memonger.graph.inputs import InputSpec, check_symbol, drop_old_types, read_shapes
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
+from memonger.solve.choose import Solution, describe_slowest, describe_unmet
 from memonger.solve.memory import Memory, predict
 from memonger.solve.options import Options
 from memonger.solve.request import Request, fingerprint, read_mxnet_variables, read_structure
 from memonger.solve.selection import Selection
-from memonger.solve.solution import Solution, describe_slowest, describe_unmet
 from memonger.support import files
 from memonger.support.errors import MemongerError, format_size
 from memonger.support.mxnet import mx
@@ -556,18 +556,19 @@ def _compare(file: files.Path, request: Request, net: Symbol, spec: InputSpec) -
 
 def make_plan(solution: Solution) -> Plan:
     """Make a Plan of a solution."""
-    strategy, plan, memory = solution.strategy, solution.plan, solution.memory
-    nodes, unplanned = strategy.graph.nodes, strategy.unplanned
+    facts, plan, memory = solution.facts, solution.plan, solution.memory
+    nodes, unplanned = facts.graph.nodes, facts.unplanned
     inserted = insert_identities([node.name for node in nodes], plan.identities).behind
     masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed(len(nodes))) if not n.is_variable]
-    options = {k: v for k, v in vars(strategy.options).items() if v != getattr(Options, k)}
-    for name in ("budget", "knee", "slower_than", "lent"):
+    limits = vars(replace(facts.limits, how=solution.way))
+    options = {k: v for k, v in limits.items() if v != getattr(Options, k)}
+    for name in ("budget", "knee", "slower_than", "lent", "leave_below"):
         options.pop(name, None)
     if solution.is_fastest:
         options["budget"] = memory.pool_bytes
-    unmet, warnings = describe_unmet(strategy, plan), solution.warnings
+    unmet, warnings = describe_unmet(facts, plan), solution.warnings
     if unmet:
-        text = f"recompute= names {len(strategy.request.recompute.nodes)} operators of which "
+        text = f"recompute= names {len(facts.network.recompute.nodes)} operators of which "
         warnings += (f"{text}{len(unmet)} are not recomputed; print the plan",)
     planned = Plan(
         symbol=solution.symbol,
@@ -581,11 +582,11 @@ def make_plan(solution: Solution) -> Plan:
         planner=plan.origin,
         candidates=dict(solution.costs),
         interrupted=solution.interrupted,
-        floor_bytes=strategy.lower_bound.nbytes,
-        floor=strategy.lower_bound.name(nodes),
+        floor_bytes=facts.lower_bound.nbytes,
+        floor=facts.lower_bound.name(nodes),
         slowest=describe_slowest(memory),
-        request=strategy.request,
-        time_overhead=plan.added_time or 0.0,
+        request=facts.network,
+        time_overhead=solution.added_time,
         schedule=plan.schedule,
         unmet=unmet,
         options=options,

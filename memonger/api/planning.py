@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Mapping, MutableMapping, Sequence
 from memonger.api.plan import Plan, make_plan
 from memonger.graph import marks
 from memonger.planners.marks import chen2016
+from memonger.solve.by_marks import refuse_marks
+from memonger.solve.by_schedules import estimate_least
+from memonger.solve.choose import BARE, ONE_MORE_PASS, solve
+from memonger.solve.facts import Facts
 from memonger.solve.memory import measure as measured
 from memonger.solve.options import Options
 from memonger.solve.request import read_arguments, read_call, read_request
-from memonger.solve.solution import BARE, estimate_schedule, solve
-from memonger.solve.strategies import Marks
 from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, MemongerError, format_size
@@ -272,7 +274,7 @@ def search_plan(
         **input_shapes,
     )
     if planned.schedule is None and log.isEnabledFor(logging.INFO):
-        least = estimate_schedule(planned.request)
+        least = estimate_least(Facts(planned.request, Options()), ONE_MORE_PASS)
         if least is not None and least < WORTH * planned.pool_bytes:
             text = (
                 "a schedule would take about %s where these marks take %s: how='schedule', work=2"
@@ -409,22 +411,23 @@ def make_mirror_plan(
     request = read_request(
         sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx, until=until, devices=devices
     )
-    strategy = Marks(request, Options(rules=rules))
+    facts = Facts(request, Options(rules=rules))
+    refuse_marks(facts)
     original = chen2016.mirror_plan(
-        strategy.graph, strategy.hints, check_count("threshold", threshold, 0)
+        facts.graph, facts.hints, check_count("threshold", threshold, 0)
     )
     if plan_info is not None:
         plan_info.update(max_size=original.max_size, save_size=original.save_size)
     bare = original.mask.copy()
-    bare[strategy.kept] = False
+    bare[facts.kept] = False
     if not rules:
         log.warning(BARE)
-        return marks.write(strategy.request.symbol, bare)
-    applied_rules = strategy.rules
+        return marks.write(request.symbol, bare)
+    applied_rules = facts.rules
     mask = applied_rules.apply(bare)
     cost, ruled_cost = (applied_rules.plan_memory(m).pool_bytes // MB for m in (bare, mask))
     log.info("cost=%d MiB before the rules, %d MiB with them", cost, ruled_cost)
-    return marks.write(strategy.request.symbol, mask, applied_rules.native(mask))
+    return marks.write(request.symbol, mask, applied_rules.native(mask))
 
 
 def get_cost(

@@ -114,16 +114,7 @@ def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> 
 
     ``wanted`` are the arguments (nodes) that get a gradient, by default all.
     """
-    return training_graphs(graph, [graph.arguments if wanted is None else wanted])[0]
-
-
-@no_collection()
-def training_graphs(
-    graph: ForwardGraph, wanted: Iterable[Iterable[int]], settings: Settings | None = None
-) -> list[TrainingGraph]:
-    """Build training graphs of a network, one for each set of arguments that get a gradient."""
-    common = _Builder(graph, settings or Settings())
-    return [common.copy().finish(tuple(arguments)) for arguments in wanted]
+    return Differentiation(graph).respect_to(graph.arguments if wanted is None else wanted)
 
 
 def merged_nodes(graph: ForwardGraph) -> list[int]:
@@ -150,18 +141,19 @@ def _signature(graph: ForwardGraph, node: Node) -> tuple[gradients.Attrs, Tensor
     return tuple(sorted(attrs.items())), tuple([graph.tensors[a][b] for a, b in node.inputs])
 
 
-class _Builder:
-    """Builds rows: first with the gradients of all operators; `finish` adds those of arguments."""
+class Differentiation:
+    """The gradients of all operators of a network, from which training graphs are made."""
 
-    def __init__(self, graph: ForwardGraph, settings: Settings) -> None:
-        self.graph, self.settings = graph, settings
+    @no_collection()
+    def __init__(self, graph: ForwardGraph, settings: Settings | None = None) -> None:
+        self.graph, self.settings = graph, settings or Settings()
         n = self.n = len(graph.nodes)
-        self.same = same = merged_nodes(graph) if settings.merging else list(range(n))
+        self.same = same = merged_nodes(graph) if self.settings.merging else list(range(n))
         # MXNet merges outputs of the network, but its gradient starts from the outputs of the
         # symbol (``InitFullGraph``). So a merged output has rows of its own here.
         merged_heads = {a for a, _ in graph.heads if same[a] != a}
         reasons = {
-            "NNVM_EXEC_NUM_TEMP is set": settings.coloring,
+            "NNVM_EXEC_NUM_TEMP is set": self.settings.coloring,
             "an output of the network is a common sub-expression": merged_heads,
         }
         self.signatures = arrays.Signatures((), [reason for reason in reasons if reasons[reason]])
@@ -201,8 +193,8 @@ class _Builder:
         order: list[int] = compiled.walk(0, start, before, before, heads, heads)[0].tolist()
         return order
 
-    def copy(self) -> _Builder:
-        """Copy what `finish` changes."""
+    def _copy(self) -> Differentiation:
+        """Copy what `respect_to` changes."""
         other = copy.copy(self)
         other.names, other.numbers, other.reads = [*self.names], [*self.numbers], [*self.reads]
         other.waits, other.origin = [[*waits] for waits in self.waits], [*self.origin]
@@ -210,41 +202,43 @@ class _Builder:
         other.sums, other.gradient_of = dict(self.sums), dict(self.gradient_of)
         return other
 
-    def finish(self, wanted: tuple[int, ...]) -> TrainingGraph:
-        """Return the training graph with the gradients of these arguments."""
-        heads = [(a, b, KEPT) for a, b in self.graph.heads]
+    @no_collection()
+    def respect_to(self, wanted: Iterable[int]) -> TrainingGraph:
+        """Build the training graph in which these arguments (nodes) get a gradient."""
+        own, wanted = self._copy(), tuple(wanted)
+        heads = [(a, b, KEPT) for a, b in own.graph.heads]
         seen: set[Read] = set()
         for a in wanted:
-            read = self._sum((a, 0))
+            read = own._sum((a, 0))
             if read in seen:  # MXNet copies a gradient of two arguments (MXGradient, copy_op)
-                read = self._add_part("_copy", self.names[a] + "_copy", {}, [read], (a, 0))
+                read = own._add_part("_copy", own.names[a] + "_copy", {}, [read], (a, 0))
             seen.add(read)
             heads.append(read)
-        rows = len(self.names)
+        rows = len(own.names)
         return TrainingGraph(
-            graph=self.graph,
-            settings=self.settings,
+            graph=own.graph,
+            settings=own.settings,
             arrays=arrays.graph_arrays(
-                self.signatures.all,
-                np.array(self.numbers, dtype=np.int32),
-                arrays.join_columns(self.reads, 3),
+                own.signatures.all,
+                np.array(own.numbers, dtype=np.int32),
+                arrays.join_columns(own.reads, 3),
                 arrays.join_columns([heads], 3)[1:],
-                len(self.graph.heads),
-                arrays.join_columns(self.waits, 2),
-                self.n,
+                len(own.graph.heads),
+                arrays.join_columns(own.waits, 2),
+                own.n,
             ),
-            signatures=tuple([self.signatures.all[k] for k in self.numbers]),
-            names=tuple(self.names),
-            phases=np.minimum(np.arange(rows) // self.n, BACKWARD),
-            origin=np.array(self.origin, dtype=np.int64),
-            gradient_of=self.gradient_of,
-            facts=tuple(self.facts),
-            gradients=self.gradients,
-            same=tuple(self.same),
-            inexact=tuple(sorted({*self.signatures.inexact, *self.unobserved.values()})),
+            signatures=tuple([own.signatures.all[k] for k in own.numbers]),
+            names=tuple(own.names),
+            phases=np.minimum(np.arange(rows) // own.n, BACKWARD),
+            origin=np.array(own.origin, dtype=np.int64),
+            gradient_of=own.gradient_of,
+            facts=tuple(own.facts),
+            gradients=own.gradients,
+            same=tuple(own.same),
+            inexact=tuple(sorted({*own.signatures.inexact, *own.unobserved.values()})),
             wanted=wanted,
-            waits=tuple([(r, wait) for r in range(2 * self.n, rows) for wait, _ in self.waits[r]]),
-            unobserved=self.unobserved,
+            waits=tuple([(r, wait) for r in range(2 * own.n, rows) for wait, _ in own.waits[r]]),
+            unobserved=own.unobserved,
         )
 
     def _add(

@@ -6,8 +6,9 @@ from typing import Iterator
 
 import numpy as np
 
-from memonger.planners.candidates import Candidate
+from memonger.planners.candidates import Point
 from memonger.support.kernels import Struct, constant
+from memonger.support.types import AnyArray
 
 SLOTS = 2**15  # plans in the memo of each annealing
 
@@ -17,10 +18,10 @@ class Archive(Struct):
 
     most_bytes: int
 
-    def candidates(self) -> Iterator[Candidate]:
+    def points(self) -> Iterator[Point[AnyArray]]:
         """Yield copies of the archived plans, the smallest first."""
         for k in np.flatnonzero(np.isfinite(self.seconds)):
-            yield Candidate(int(self.pools[k]), float(self.seconds[k]), self.states[k].copy())
+            yield Point(int(self.pools[k]), float(self.seconds[k]), self.states[k].copy())
 
 
 def empty_archive(

@@ -1,17 +1,18 @@
-"""Candidates: plans that a search has found, with their costs, and their Pareto front."""
+"""What searches find: points on the way, candidates in the end; and their Pareto front."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import (
-    Any,
     Callable,
+    Generic,
     Hashable,
     Iterable,
     Mapping,
     NamedTuple,
     Sequence,
     TypeVar,
+    Union,
 )
 
 from memonger.graph.forward import SavedIdentity
@@ -19,6 +20,7 @@ from memonger.schedules.schedule import Schedule
 from memonger.support.types import Bools, Int64s
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 class MarkPlan(NamedTuple):
@@ -28,18 +30,27 @@ class MarkPlan(NamedTuple):
     identities: tuple[SavedIdentity, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:  # type: ignore[misc]  # of ``recipe``
-    """A plan that a search has found, and its costs."""
+Recipe = Union[MarkPlan, Schedule]
 
-    #: Predicted; within a search of schedules, the most bytes alive at once in the arena.
-    pool_bytes: int
-    #: Of marks the seconds added to a step, of schedules all forward work in forward passes.
+
+@dataclass(frozen=True, eq=False)
+class Point(Generic[S]):
+    """What a search visits: the two costs that it compares, in its own units, and its state."""
+
+    nbytes: int
     time: float
-    #: A `MarkPlan` or a `Schedule`; within a search, the state or the tree that encodes one.
-    recipe: Any  # type: ignore[misc]
-    origin: str = ""  # the name of the search that found it
-    added_time: float | None = None  # as a share of the time of a step without a plan
+    state: S
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A plan that a search has found, and what it is predicted to cost."""
+
+    recipe: Recipe
+    #: The pool: of marks as MXNet counts it, of a schedule at least.
+    pool_bytes: int
+    seconds: float  # added to a training step
+    origin: str  # the name of the search that found it
 
     @property
     def schedule(self) -> Schedule | None:
@@ -69,16 +80,16 @@ class Candidate:  # type: ignore[misc]  # of ``recipe``
         array, (nodes,)
             How often each node is recomputed (schedules, int64), or whether it is (marks, bool).
         """
-        schedule = self.schedule
-        return self.recipe.mask if schedule is None else schedule.recomputed(nodes)
+        recipe = self.recipe
+        return recipe.mask if isinstance(recipe, MarkPlan) else recipe.recomputed(nodes)
 
     @property
     def key(self) -> Hashable:
         """The plan without its costs, as a hashable object."""
-        schedule = self.schedule
-        if schedule is not None:
-            return schedule.operations.tobytes()
-        return self.recipe.mask.tobytes(), self.recipe.identities
+        recipe = self.recipe
+        if isinstance(recipe, MarkPlan):
+            return recipe.mask.tobytes(), recipe.identities
+        return recipe.operations.tobytes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,21 +99,22 @@ class SearchResult:
     plans: Sequence[Candidate]
     interrupted: bool  # whether the user has interrupted the search
     costs: Mapping[str, int] = field(default_factory=dict)  # origin of a compared plan -> bytes
+    is_front: bool = False  # whether the plans are the Pareto-optimal ones in memory and time
 
 
-def by_memory(candidate: Candidate) -> tuple[float, float]:
-    """Return the key that sorts candidates by memory, then by time."""
-    return candidate.pool_bytes, candidate.time
+def by_memory(point: Point[S]) -> tuple[float, float]:
+    """Return the key that sorts points by memory, then by time."""
+    return point.nbytes, point.time
 
 
-def by_time(candidate: Candidate) -> tuple[float, float]:
-    """Return the key that sorts candidates by time, then by memory."""
-    return candidate.time, candidate.pool_bytes
+def by_time(point: Point[S]) -> tuple[float, float]:
+    """Return the key that sorts points by time, then by memory."""
+    return point.time, point.nbytes
 
 
-def by_added_time(candidate: Candidate) -> tuple[float, float]:
+def by_seconds(candidate: Candidate) -> tuple[float, float]:
     """Return the key that sorts candidates by the time that they add to a step, then by memory."""
-    return candidate.added_time or 0.0, candidate.pool_bytes
+    return candidate.seconds, candidate.pool_bytes
 
 
 def pareto_front(plans: Iterable[T], costs: Callable[[T], tuple[float, float]]) -> list[T]:

@@ -31,6 +31,7 @@ from memonger.scripts import plan_cache
 from memonger.scripts.binds import plan_binds
 from memonger.scripts.optimizers import find_of_block, find_of_fit
 from memonger.scripts.run import check_options
+from memonger.solve.choose import solve
 from memonger.solve.memory import measure
 from memonger.solve.options import (
     Budget,
@@ -40,7 +41,6 @@ from memonger.solve.options import (
     measure_state_per_element,
 )
 from memonger.solve.request import Request, read_arguments, read_call, read_mxnet_variables
-from memonger.solve.solution import solve
 from memonger.support.allocator import trim_heap
 from memonger.support.cache import Latest
 from memonger.support.errors import MB, BudgetError, MemongerError, UnmatchedError, format_size

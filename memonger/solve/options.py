@@ -17,9 +17,10 @@ from memonger.support.errors import MemongerError, format_size
 from memonger.support.removed import refuse_removed
 from memonger.support.types import Keywords, NDArray
 
-AUTO = "auto"
-STRATEGIES = ("schedule", "marks", AUTO)
-PLANNERS = ("smallest", "chen2016")
+SCHEDULE, MARKS, AUTO = "schedule", "marks", "auto"
+STRATEGIES = (SCHEDULE, MARKS, AUTO)
+ORIGINAL = "chen2016"
+PLANNERS = ("smallest", ORIGINAL)
 KNEE = "knee"
 
 OF_FIRST_CALL = "the plan is made at the first call under autograd.record(), for its inputs"
@@ -123,7 +124,8 @@ def split_options(
     """
     lacks = LACKS.get(call, {})
     for name, value in keywords.items():
-        refuse_removed(f"{name}=")
+        if name not in NAMES:
+            refuse_removed(f"{name}=")
         if name in lacks:
             raise MemongerError(f"{call} takes no {name}=; {lacks[name]}")
         is_shape = has_shapes and (isinstance(value, (list, tuple)) or hasattr(value, "shape"))
@@ -156,6 +158,16 @@ class Options:
     patience: float | None = None  # None: by the size of the network
     lent: Lent | None = None  # memory of another executor, in which a plan should fit first of all
     leave_below: int = 0  # bytes without a plan, below which a network is left alone
+
+    @property
+    def bounds_plans(self) -> bool:
+        """Whether memory or time is limited: one of the Pareto-optimal plans is asked for."""
+        return self.budget is not None or self.knee or self.slower_than is not None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing is asked for, so that a plan must be worth its time."""
+        return self.how == AUTO and self.work is None and not self.bounds_plans
 
 
 def read_options(  # type: ignore[misc]  # the other keywords are those of Options

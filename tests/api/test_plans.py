@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from memonger.api.plan import make_plan
 from memonger.costs.bind import read_planned_mb
+from memonger.planners.candidates import Candidate, MarkPlan, SearchResult
+from memonger.solve.choose import choose, search
+from memonger.solve.facts import Facts
+from memonger.solve.memory import confirm
 from memonger.solve.options import Options
 from memonger.solve.request import read_request
-from memonger.solve.solution import solve_by
-from memonger.planners.candidates import Candidate, MarkPlan, SearchResult
-from memonger.solve.strategies import Marks, Schedules
 from memonger.support.errors import format_size
 
 import networks
@@ -75,13 +76,12 @@ def test_a_wrong_gradient_of_mxnet_is_named(how: str, caplog: pytest.LogCaptureF
         assert bool(re.search(text, caplog.text)) == warned
 
 
-@pytest.mark.parametrize("kind", [Marks, Schedules])
+@pytest.mark.parametrize("how", ["marks", "schedule"])
 def test_a_small_network_is_planned_with_little_effort(
-    kind: type[Marks | Schedules], caplog: pytest.LogCaptureFixture
+    how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A bucket of an LSTM trains an epoch in seconds; whoever asks for more effort gets it."""
     caplog.set_level(logging.INFO, "memonger")
-    how = {Marks: "marks", Schedules: "schedule"}[kind]
     small = memonger.plan(*networks.chain(16, hidden=64, batch=512), how=how)
     text = "the network takes %s without a plan, less than 16.0 MiB: planning with patience=0.05"
     assert text % format_size(small.unplanned_bytes) in caplog.text
@@ -91,7 +91,7 @@ def test_a_small_network_is_planned_with_little_effort(
     for batch, patience, expected in ((8000, None, 1.0), (8000, 0.2, 0.2), (512, 2.0, 2.0)):
         symbol, shapes = networks.chain(16, hidden=64, batch=batch)
         request = read_request(symbol, shapes)
-        assert kind(request, Options(how=how, patience=patience)).patience == expected
+        assert Facts(request, Options(how=how, patience=patience)).patience == expected
     assert caplog.text.count("planning with patience") == 1
 
 
@@ -233,35 +233,30 @@ def test_a_mark_never_reaches_a_custom_operator() -> None:
         assert memonger.check(symbol, planned, shapes, grad_req=as_module(symbol, shapes))
 
 
-class Believing(Marks):
-    """A search that finds a layer that is recomputed for nothing, and believes it costs nothing."""
-
-    def search_smallest(self) -> SearchResult:
-        mask = np.array([n.name == "tanh7" for n in self.graph.nodes])
-        plan = dataclasses.replace(super().search_smallest().plans[0], recipe=MarkPlan(mask))
-        return SearchResult([dataclasses.replace(plan, pool_bytes=0)], False)
-
-
-class Misled(Marks):
-    """A search of marks of which MXNet plans 1 MB more than the replay tells."""
-
-    def bind_plan(self, plan: Candidate) -> Any:
-        *planned, memory = super().bind_plan(plan)
-        return (*planned, dataclasses.replace(memory, bound=memory.bound + 1))
-
-
-@pytest.mark.parametrize("strategy", [Believing, Misled])
-def test_a_wrong_prediction_is_not_passed_on(strategy: Any) -> None:
-    """The figures are MXNet's, and it is said; what it finds worse than no plan is not returned."""
-    request = read_request(net(), SHAPES)
-    solution = solve_by(strategy(request, Options()))
+def test_a_plan_that_saves_less_than_its_search_believes_is_not_taken() -> None:
+    """A layer that is recomputed for nothing, and that a search believes to cost nothing."""
+    facts = Facts(read_request(net(), SHAPES), Options(how="marks"))
+    mask = np.array([node.name == "tanh7" for node in facts.graph.nodes])
+    believed = Candidate(MarkPlan(mask), 0, 0.0, "a belief")
+    solution = choose(facts, "marks", SearchResult([believed], False))
     plan, said = make_plan(solution), "; ".join(solution.warnings)
-    if strategy is Believing:
-        assert not plan.recomputed and plan.planner == "no plan" and "no plan saves memory" in said
-        assert plan.pool_bytes == plan.unplanned_bytes
-    else:
-        assert not plan.exact and plan.recomputed and "was predicted as" in said
-        assert plan.counted_bytes == MB * (1 + memonger.get_cost(plan.symbol, shapes=SHAPES))
+    assert not plan.recomputed and plan.planner == "no plan" and "no plan saves memory" in said
+    assert plan.pool_bytes == plan.unplanned_bytes
+
+
+def test_a_wrong_prediction_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MXNet plans 1 MB more than the replay tells: the figures are MXNet's, and it is said."""
+
+    def bind(*arguments: Any) -> Any:
+        memory = confirm(*arguments)
+        return dataclasses.replace(memory, bound=memory.bound + 1)
+
+    monkeypatch.setattr("memonger.solve.by_marks.confirm", bind)
+    facts = Facts(read_request(net(), SHAPES), Options(how="marks"))
+    solution = choose(facts, "marks", search(facts, "marks"))
+    plan, said = make_plan(solution), "; ".join(solution.warnings)
+    assert not plan.exact and plan.recomputed and "was predicted as" in said
+    assert plan.counted_bytes == MB * (1 + memonger.get_cost(plan.symbol, shapes=SHAPES))
 
 
 INPUTS = ("data", "softmax_label")

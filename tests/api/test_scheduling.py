@@ -14,8 +14,9 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.planners.candidates import Candidate
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.layouts import LayoutMismatch
+from memonger.schedules.schedule import Schedule
+from memonger.solve.choose import choose_smallest
 from memonger.solve.options import Options
-from memonger.solve.solution import choose_smallest
 from memonger.support.errors import BudgetError
 
 import networks
@@ -128,19 +129,23 @@ def test_a_scheduled_symbol_is_planned_anew_without_its_schedule() -> None:
     assert not isinstance(marks.symbol, ScheduledSymbol)
 
 
-def test_the_smallest_is_chosen_by_what_is_taken_and_not_by_what_is_alive() -> None:
+def test_the_smallest_is_chosen_by_what_is_taken_and_not_by_what_is_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What cannot win is not looked at, and what keeps no layouts is left out."""
     taken: dict[int, Any] = {10: None, 11: 15, 12: 13, 13: 12, 20: 11}  # by the bytes alive
     asked: list[int] = []
 
-    def predict_memory(plan: Candidate) -> Any:
+    def predict_memory(_: Any, plan: Candidate) -> Any:
         asked.append(plan.pool_bytes)
         if taken[plan.pool_bytes] is None:
             raise LayoutMismatch("laid out in another way")
         return SimpleNamespace(pool_bytes=taken[plan.pool_bytes], recomputed_flops=0.0)
 
-    strategy: Any = SimpleNamespace(predict_memory=predict_memory, options=Options())
-    plans = [Candidate(nbytes, 0.0, None) for nbytes in sorted(taken, reverse=True)]
-    plan, memory = choose_smallest(strategy, plans)
+    monkeypatch.setattr("memonger.solve.choose.predict_memory", predict_memory)
+    facts: Any = SimpleNamespace(limits=Options())
+    nothing = Schedule.of([])
+    plans = [Candidate(nothing, nbytes, 0.0, "") for nbytes in sorted(taken, reverse=True)]
+    plan, memory = choose_smallest(facts, plans)
     assert plan is not None and memory is not None
     assert (plan.pool_bytes, memory.pool_bytes, asked) == (12, 13, [10, 11, 12])

@@ -138,7 +138,7 @@ def same_as_written_out(search: ScheduleSearch, schedule: Schedule) -> None:
     cost = search.evaluate(schedule)
     parts = replace(make_parts(search.workload), expected=None, recorded={})
     step = build_step(parts, schedule)
-    assert cost.pool_bytes == check_memory(step)
+    assert cost.nbytes == check_memory(step)
     assert cost.time >= 1 - 1e-9
     runs_in_order(step, schedule)
 
@@ -190,11 +190,11 @@ def test_a_cost_does_not_depend_on_what_was_asked_before() -> None:
 def test_an_arena_is_little_larger_than_what_is_counted(name: str) -> None:
     """The room that aligned tensors need is counted too, and so are the outputs."""
     search = ScheduleSearch(work_of(*NETWORKS[name]()), EFFORT)
-    schedule = search.schedule(search.initial_trees()[0].recipe)
+    schedule = search.schedule(search.initial_trees()[0].state)
     step = build_step(make_parts(search.workload), schedule)
     counted, taken = search.count_least(schedule), step.plan_memory().allocated_bytes
     outputs = int(step.alive.nbytes[step.output_blocks].sum())
-    assert search.evaluate(schedule).pool_bytes + outputs < counted <= taken <= 1.1 * counted
+    assert search.evaluate(schedule).nbytes + outputs < counted <= taken <= 1.1 * counted
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
@@ -203,10 +203,10 @@ def test_found_trees_are_right(name: str) -> None:
     trees = search.initial_trees()
     assert len(trees) > 3
     for point in trees[:: max(1, len(trees) // 8)]:
-        schedule = search.schedule(point.recipe)
+        schedule = search.schedule(point.state)
         same_as_written_out(search, schedule)
         cost = search.evaluate(schedule)
-        assert cost.pool_bytes == point.pool_bytes
+        assert cost.nbytes == point.nbytes
         assert cost.time == pytest.approx(point.time / search.one_pass)
 
 
@@ -227,7 +227,7 @@ def test_a_chain_is_never_worse_than_binomial() -> None:
         binomial = search.evaluate(search.schedule(tree))
         best = search.least_memory(binomial.time)
         assert best.time <= binomial.time * (1 + 1e-9)
-        assert best.pool_bytes <= binomial.pool_bytes
+        assert best.nbytes <= binomial.nbytes
 
 
 def test_little_patience_tries_few_trees() -> None:
@@ -243,8 +243,8 @@ def test_never_worse_than_what_is_known() -> None:
     search = ScheduleSearch(work_of(symbol, shapes), EFFORT.times(0.001))
     plan, names = memonger.plan(symbol, shapes, how="marks"), names_of(search)
     marked = of_marks(search.workload, np.isin(names, plan.recomputed))
-    best = search.least_memory(2.0, [("marks", marked)])
-    assert plan.recomputed and best.pool_bytes <= search.evaluate(marked).pool_bytes
+    best = search.least_memory(2.0, [marked])
+    assert plan.recomputed and best.nbytes <= search.evaluate(marked).nbytes
 
 
 def test_the_front_has_schedules_of_every_size_that_nothing_found_quickly_beats() -> None:
@@ -253,16 +253,16 @@ def test_the_front_has_schedules_of_every_size_that_nothing_found_quickly_beats(
     smallest = search.least_memory()
     front = search.front()
     alive, works = (
-        [candidate.pool_bytes for candidate in front],
+        [candidate.nbytes for candidate in front],
         [candidate.time for candidate in front],
     )
     assert alive == sorted(set(alive), reverse=True) and works == sorted(set(works))
-    assert len(front) > 10 and works[0] == 1 and alive[-1] <= smallest.pool_bytes
+    assert len(front) > 10 and works[0] == 1 and alive[-1] <= smallest.nbytes
     for candidate in front:
-        assert by_memory(search.evaluate(candidate.recipe)) == pytest.approx(by_memory(candidate))
-    same_as_written_out(search, front[len(front) // 2].recipe)
+        assert by_memory(search.evaluate(candidate.state)) == pytest.approx(by_memory(candidate))
+    same_as_written_out(search, front[len(front) // 2].state)
     for point in search.initial_trees():
-        within = [w for p, w in zip(alive, works) if p <= point.pool_bytes]
+        within = [w for p, w in zip(alive, works) if p <= point.nbytes]
         assert min(within) <= point.time / search.one_pass * (1 + 1e-9)
 
 
@@ -277,12 +277,12 @@ def test_work_is_what_the_caller_says() -> None:
         front = search.front()
         assert front[0].time == 1
         for candidate in front:
-            counts = np.bincount(candidate.recipe.forwards, minlength=len(weights))
+            counts = np.bincount(candidate.state.forwards, minlength=len(weights))
             once = weights[list(work.operators)].sum()
             assert (counts * weights).sum() / once == pytest.approx(candidate.time, rel=1e-6)
         cheap = [candidate for candidate in front if candidate.time == 1]
-        assert cheap[-1].pool_bytes < front[0].pool_bytes or len(cheap) == 1
-        counts = np.bincount(cheap[-1].recipe.forwards, minlength=len(weights))
+        assert cheap[-1].nbytes < front[0].nbytes or len(cheap) == 1
+        counts = np.bincount(cheap[-1].state.forwards, minlength=len(weights))
         assert free[counts > 1].all() and (counts > 1).any()
 
 
@@ -303,7 +303,7 @@ def test_the_schedule_does_not_depend_on_the_cores(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
     search = ScheduleSearch(work_of(*NETWORKS["chain"]()), EFFORT.times(0.02))
-    names, operations = names_of(search), search.least_memory(3.0).recipe.operations.tolist()
+    names, operations = names_of(search), search.least_memory(3.0).state.operations.tolist()
     assert [names[e] if e >= 0 else "-" + names[~e] for e in operations] == ORDER.split()
 
 
@@ -315,7 +315,7 @@ def test_what_must_not_run_again_runs_once() -> None:
         x = mx.sym.LeakyReLU(x, act_type="rrelu", name=f"draw{k}")[0]
     x = mx.sym.MakeLoss(mx.sym.sum(x), name="loss")
     search = ScheduleSearch(work_of(x, {"data": (64, 16)}), EFFORT.times(0.02))
-    schedule, names = search.least_memory().recipe, names_of(search)
+    schedule, names = search.least_memory().state, names_of(search)
     runs = [names[i] for i in schedule.forwards.tolist()]
     assert len(runs) > len(set(runs)) and sum(name[:4] == "draw" for name in runs) == 8
     same_as_written_out(search, schedule)

@@ -21,7 +21,7 @@ from memonger.planners.marks.cuts import cheap_cuts, walk
 from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.search import Effort, MarkSearch
 from memonger.planners.marks.smallest import price_plan
-from memonger.planners.candidates import MarkPlan, pareto_front
+from memonger.planners.candidates import MarkPlan, by_time, pareto_front
 from memonger.support.cache import forget
 from memonger.support.kernels import compiled
 from memonger.support.parallel import Threads
@@ -134,8 +134,8 @@ def test_beginnings_of_the_smallest_plan_are_archived() -> None:
     """What saves at its first cuts alone recomputes less, and takes less time."""
     search = of_unet()
     least = search.minimise()
-    plans = pareto_front(search.archive.candidates(), lambda plan: (plan.time, plan.pool_bytes))
-    assert plans[-1].pool_bytes <= least.pool_bytes
+    plans = pareto_front(search.archive.points(), by_time)
+    assert plans[-1].nbytes <= least.nbytes
     assert plans[0].time < 0.7 * least.time and len(plans) > 5
 
 
@@ -186,9 +186,9 @@ def test_plans_are_priced_as_they_are_carried_out() -> None:
         mask = np.isin(names, recomputed)
         offered = tuple(copies[name] for name in {*copied, "fc2"})
         plan = price_plan(rules, unit_times(rules), MarkPlan(mask, tuple(sorted(offered))), "it")
-        assert (plan.recipe.mask == mask).all()
+        assert (plan.recomputed() == mask).all()
         assert [names[c.node] for c in plan.identities] == copied
-        assert plan.time == len(recomputed) and plan.origin == "it"
+        assert plan.seconds == len(recomputed) and plan.origin == "it"
 
 
 def test_the_plan_does_not_depend_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

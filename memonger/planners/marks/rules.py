@@ -43,7 +43,7 @@ from memonger.graph.operators.recompute import (
     truth,
     why_refused,
 )
-from memonger.graph.training import TrainingGraph, training_graphs
+from memonger.graph.training import Differentiation, TrainingGraph
 from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
@@ -108,8 +108,8 @@ class Rules:
     def _extended(self, identities: tuple[SavedIdentity, ...]) -> Rules:
         graph, insertion = with_identities(self.graph, identities)
         index = insertion.new_index
-        wanted = [[index[a] for a in training.wanted] for training in self.trainings]
-        trainings = training_graphs(graph, wanted, self.trainings[0].settings)
+        gradients = Differentiation(graph, self.trainings[0].settings)
+        trainings = [gradients.respect_to(index[a] for a in t.wanted) for t in self.trainings]
         kept = [index[i] for i in self.kept]  # they have no identities
         forced = [index[i] for i in np.flatnonzero(self.forced)]
         return type(self)(trainings, self.targets, kept, forced, insertion)

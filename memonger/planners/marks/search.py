@@ -25,7 +25,7 @@ import numpy as np
 
 from memonger.graph.forward import SavedIdentity
 from memonger.planners.annealing import Archive, Cooling, empty_archive, empty_memo
-from memonger.planners.candidates import Candidate, MarkPlan, by_memory
+from memonger.planners.candidates import MarkPlan, Point, by_memory
 from memonger.planners.marks.cuts import Cut, walk_over
 from memonger.planners.marks.identities import cuts_behind_identities
 from memonger.planners.marks.rules import RuleArrays, Rules
@@ -150,7 +150,7 @@ class MarkSearch:
         shape = (len(self.cuts),)
         self.archive = empty_archive(unplanned, effort.sizes, shape, np.int8)
 
-    def minimise(self) -> Candidate:
+    def minimise(self) -> Point[Int8s]:
         """Return the plan of least memory. Archive all plans that are visited, and its beginnings.
 
         A beginning has the first cuts of the plan, so that it takes less time and more memory.
@@ -159,43 +159,39 @@ class MarkSearch:
         states = sorted(least, key=by_memory)
         for phase in self.effort.phases:
             states = self._anneal(states[: phase.starts], phase)
-        cuts = np.flatnonzero(states[0].recipe)
+        cuts = np.flatnonzero(states[0].state)
         for cut in cuts[1:]:  # nothing is recomputed after the last one
-            beginning = states[0].recipe.copy()
+            beginning = states[0].state.copy()
             beginning[cut:] = False
             self._record(beginning)
         return states[0]
 
-    def plans(self) -> list[Candidate]:
-        """List the archived plans, with their costs before unused identities are dropped."""
-        return [replace(state, recipe=self.plan(state)) for state in self.archive.candidates()]
-
-    def plan(self, state: Candidate) -> MarkPlan:
+    def plan(self, state: Int8s) -> MarkPlan:
         """Return the plan of the network without identities that a state encodes."""
-        mask: Bools = compiled.read_state(self.space, state.recipe)[0]
+        mask: Bools = compiled.read_state(self.space, state)[0]
         return MarkPlan(mask[self.insertion.new_index], self.insertion.find_used(mask))
 
-    def _record(self, state: Int8s) -> Candidate:
+    def _record(self, state: Int8s) -> Point[Int8s]:
         """Compute the costs of a state, and archive it."""
         pool, seconds = compiled.evaluate_state(self.space, state)
         compiled.record(self.archive, pool, seconds, state)
-        return Candidate(pool, seconds, state)
+        return Point(pool, seconds, state)
 
-    def _anneal(self, starts: Sequence[Candidate], phase: Phase) -> list[Candidate]:
+    def _anneal(self, starts: Sequence[Point[Int8s]], phase: Phase) -> list[Point[Int8s]]:
         """Anneal states, in a thread each; return the results, the smallest first."""
         tries = int(self.tries * phase.part) // len(starts)
 
         def work(k: int, done: Int64s) -> tuple[Int8s, Archive]:
             start, (hot, cold) = starts[k], phase.heats[k % len(phase.heats)]
-            most_bytes, shape = self.archive.most_bytes, start.recipe.shape
+            most_bytes, shape = self.archive.most_bytes, start.state.shape
             archive = empty_archive(most_bytes, self.effort.sizes, shape, np.int8)
-            cooling = Cooling(SEED + k, tries, hot, cold, float(start.pool_bytes))
+            cooling = Cooling(SEED + k, tries, hot, cold, float(start.nbytes))
             to = empty_memo(), archive, self.threads.stop, done
-            return compiled.anneal_masks(self.space, start.recipe, cooling, *to), archive
+            return compiled.anneal_masks(self.space, start.state, cooling, *to), archive
 
         annealed = self.threads.run(work, range(len(starts)), tries, phase.part)
         for _, archive in annealed:
-            for plan in archive.candidates():
-                compiled.record(self.archive, plan.pool_bytes, plan.time, plan.recipe)
+            for point in archive.points():
+                compiled.record(self.archive, point.nbytes, point.time, point.state)
         states = {state.tobytes(): self._record(state) for state, _ in annealed}
         return sorted(states.values(), key=by_memory)

@@ -75,8 +75,12 @@ def smallest(
         cuts = cheap_cuts(rules.graph, effort.cuts, hints)
         if cuts and rules.allowed.any():
             search = MarkSearch(rules, seconds, cuts, identities_at(rules, cuts), threads, effort)
-            compared.append(price(search.plan(search.minimise()), SEARCHED))
-            others = [replace(plan, origin=SEARCHED) for plan in search.plans()]
+            compared.append(price(search.plan(search.minimise().state), SEARCHED))
+            # With their costs before unused identities are dropped.
+            others = [
+                Candidate(search.plan(point.state), point.nbytes, point.time, SEARCHED)
+                for point in search.archive.points()
+            ]
     except KeyboardInterrupt:
         interrupted = True
         if all(plan.pool_bytes >= nothing.pool_bytes for plan in compared):
@@ -116,4 +120,4 @@ def price_plan(plain: Rules, seconds: Doubles, plan: MarkPlan, origin: str) -> C
     replayed, n = rules.plan_memory(mask), len(mask)
     runs_again = np.isin(np.arange(n, 2 * n), replayed.order)[rules.insertion.new_index]
     added = float(seconds[runs_again].sum())
-    return Candidate(replayed.pool_bytes, added, plan, origin)
+    return Candidate(plan, replayed.pool_bytes, added, origin)

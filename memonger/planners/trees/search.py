@@ -19,6 +19,7 @@ The result depends on the network only, not on the speed or the cores of the mac
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import sys
@@ -28,7 +29,7 @@ from typing import Callable, Sequence
 import numpy as np
 
 from memonger.planners.annealing import Cooling, empty_archive, empty_memo
-from memonger.planners.candidates import Candidate, by_memory, by_time, pareto_front
+from memonger.planners.candidates import Point, by_memory, by_time, pareto_front
 from memonger.planners.trees.price import Limits, make_problem, positions_of_nodes, price_tree
 from memonger.planners.trees.tree_dp import InitialTrees
 from memonger.planners.trees.trees import LEAF, MOST_NODES
@@ -40,8 +41,6 @@ from memonger.support.kernels import compiled
 from memonger.support.parallel import Threads
 from memonger.support.types import Doubles, Int32s, Int64s
 
-NO_RECOMPUTATION = "no recomputation"  # the origin of the schedule that recomputes nothing
-SEARCHED = "searched schedule"
 UNLIMITED = 1000.0  # forward passes, more work than any schedule needs
 #: The limit of work if none is given, in forward passes: this times log2 of the operators. Work of
 #: n log n allows O(log n) memory (Chen et al. 2016, section 4.4). More work allows constant memory,
@@ -93,6 +92,13 @@ class Effort:
 EFFORT = Effort()
 
 
+@dataclass(frozen=True, eq=False)
+class Tree(Point[Int32s]):
+    """A tree, with the bytes that its schedule has alive at once, and its work."""
+
+    group: int  # of initial solutions, from which it comes
+
+
 class ScheduleSearch:
     """The search for schedules of one network.
 
@@ -131,7 +137,7 @@ class ScheduleSearch:
         self._initial = InitialTrees(parts, self.problem, effort.patience)
         self._threads = Threads(progress)
         self._limits: set[float | None] = set()  # limits of work for which initial solutions exist
-        self._trees: list[Candidate] = []  # the origin is the number of a group of initial ones
+        self._trees: list[Tree] = []
         self._groups = itertools.count()
 
     @property
@@ -140,8 +146,8 @@ class ScheduleSearch:
         return self._threads.interrupted
 
     def least_memory(
-        self, work: float | None = None, others: Sequence[tuple[str, Schedule]] = ()
-    ) -> Candidate:
+        self, work: float | None = None, others: Sequence[Schedule] = ()
+    ) -> Point[Schedule]:
         """Search for the schedule of least memory within a limit of work.
 
         Parameters
@@ -149,8 +155,8 @@ class ScheduleSearch:
         work : float, optional
             The limit in forward passes, at least 1. None: what O(log n) memory takes
             (`LOGARITHMS`).
-        others : sequence of (str, Schedule)
-            Named schedules; the result is never worse than the best of them.
+        others : sequence of Schedule
+            The result is never worse than the best of them.
 
         Raises
         ------
@@ -165,43 +171,43 @@ class ScheduleSearch:
         plans = [plan for plan in self._with_plain(others) if plan.time <= passes]
         self._search(lambda: self._anneal_for_memory(most_work), most_work)
         for tree in self._within(most_work)[:1]:
-            plans.append(self.evaluate(self.schedule(tree.recipe)))
+            plans.append(self.evaluate(self.schedule(tree.state)))
         return min(plans, key=by_memory)
 
-    def alternatives(self, work: float | None = None) -> list[Candidate]:
+    def alternatives(self, work: float | None = None) -> list[Point[Schedule]]:
         """Return other schedules that `least_memory` has found, the least memory first.
 
         They are those that take hardly more memory, and some of the Pareto-optimal ones.
         """
         within = self._within(self._limit(work)[1])
-        near = [tree for tree in within if tree.pool_bytes <= NEAR * within[0].pool_bytes][1:]
+        near = [tree for tree in within if tree.nbytes <= NEAR * within[0].nbytes][1:]
         points = pareto_front(within, by_time)[-2::-1]
         some = np.linspace(0, len(points), ALTERNATIVES, endpoint=False).astype(int)
         chosen = [points[k] for k in sorted({*some.tolist()})] if points else []
         chosen = sorted({id(p): p for p in (*near[:MOST_NEAR], *chosen)}.values(), key=by_memory)
-        return [self.evaluate(self.schedule(tree.recipe)) for tree in chosen]
+        return [self.evaluate(self.schedule(tree.state)) for tree in chosen]
 
-    def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Candidate]:
+    def front(self, others: Sequence[Schedule] = ()) -> list[Point[Schedule]]:
         """Search for the Pareto-optimal schedules by memory and work, the least work first.
 
-        ``others`` are schedules to start from, with their names. There is one search for all
-        budgets, so that a larger budget never gives a slower schedule.
+        ``others`` are schedules to start from. There is one search for all budgets, so that a
+        larger budget never gives a slower schedule.
         """
         plans = self._with_plain(others)
-        most_bytes = max(plan.pool_bytes for plan in plans)
+        most_bytes = max(plan.nbytes for plan in plans)
         self._search(lambda: self._anneal_for_front(most_bytes), None)
         for tree in pareto_front(self._trees, by_time):
-            plans.append(self.evaluate(self.schedule(tree.recipe)))
+            plans.append(self.evaluate(self.schedule(tree.state)))
         return pareto_front(plans, by_time)
 
-    def evaluate(self, schedule: Schedule, origin: str = SEARCHED) -> Candidate:
+    def evaluate(self, schedule: Schedule) -> Point[Schedule]:
         """Evaluate a schedule: the bytes alive without outputs and gradients, and all its work.
 
         The work is in forward passes.
         """
         alive, _ = compiled.alive_of(self.problem, schedule.operations, 1)
         work = self.problem.steps.work[self._position[schedule.forwards]].sum()
-        return Candidate(alive, float(work) / self.one_pass, schedule, origin)
+        return Point(alive, float(work) / self.one_pass, schedule)
 
     def count_least(self, schedule: Schedule) -> int:
         """Count the bytes that a schedule takes at least, in its arena and for the outputs.
@@ -226,13 +232,16 @@ class ScheduleSearch:
         passes = (self.unlimited if work is None else float(work)) * SLACK
         return passes, passes * self.one_pass
 
-    def _with_plain(self, others: Sequence[tuple[str, Schedule]]) -> list[Candidate]:
-        """Evaluate the schedule that recomputes only what is forced, and then others."""
-        undivided = self.schedule(np.array([[LEAF, 0]], dtype=np.int32))
-        schedules = [(NO_RECOMPUTATION, undivided), *others]
-        return [self.evaluate(schedule, name) for name, schedule in schedules]
+    @functools.cached_property
+    def plain(self) -> Schedule:
+        """The schedule that recomputes only what is forced."""
+        return self.schedule(np.array([[LEAF, 0]], dtype=np.int32))
 
-    def _within(self, most_work: float) -> list[Candidate]:
+    def _with_plain(self, others: Sequence[Schedule]) -> list[Point[Schedule]]:
+        """Evaluate the plain schedule, and then others."""
+        return [self.evaluate(schedule) for schedule in (self.plain, *others)]
+
+    def _within(self, most_work: float) -> list[Tree]:
         """Return the trees within a limit of work, the least memory first."""
         return sorted((tree for tree in self._trees if tree.time <= most_work), key=by_memory)
 
@@ -251,7 +260,7 @@ class ScheduleSearch:
         except KeyboardInterrupt:
             self._threads.stop[0] = 1
 
-    def initial_trees(self, most_work: float | None = None) -> list[Candidate]:
+    def initial_trees(self, most_work: float | None = None) -> list[Tree]:
         """Find initial trees of the whole frontier, or those near a limit of work."""
         effort, first, most = self.effort, len(self._trees), self.unlimited
         replays, limit = effort.replays, UNLIMITED * self.one_pass
@@ -273,14 +282,14 @@ class ScheduleSearch:
 
     def _evaluated(
         self, trees: Sequence[Int32s], most_work: float, share: float = 0.0
-    ) -> list[Candidate]:
+    ) -> list[Tree]:
         """Evaluate initial solutions within a limit of work, as a new group."""
-        group = str(next(self._groups))
+        group = next(self._groups)
 
-        def evaluated(tree: Int32s, steps: Int64s) -> Candidate | None:
+        def evaluated(tree: Int32s, steps: Int64s) -> Tree | None:
             steps[0] += 1
             price = None if self.interrupted else price_tree(self.problem, tree, most_work)
-            return price and Candidate(*price, tree, group)
+            return price and Tree(*price, tree, group)
 
         points = self._threads.run(evaluated, trees, 1, share)
         return [point for point in points if point is not None]
@@ -291,8 +300,8 @@ class ScheduleSearch:
         """Anneal the best trees within a limit of work for least memory, in rounds."""
         effort = self.effort
         within = self._within(most_work)
-        distinct = {tree.pool_bytes: tree for tree in reversed(within)}.values()
-        best_of_group = {tree.origin: tree for tree in distinct}
+        distinct = {tree.nbytes: tree for tree in reversed(within)}.values()
+        best_of_group = {tree.group: tree for tree in distinct}
         starts = sorted(best_of_group.values(), key=by_memory)
         front = pareto_front(within, by_time)
         spread = effort.spread if front else 0
@@ -313,11 +322,11 @@ class ScheduleSearch:
         count, most_work = 2 * self.effort.limits, UNLIMITED * self.one_pass
         for part in range(2):
             best = pareto_front(self._trees, by_time)
-            least = best[-1].pool_bytes
+            least = best[-1].nbytes
             ends = max(1, least), max(1, least, most_bytes)  # 0 for a network of copies
             sizes = np.geomspace(*ends, count + 1)[part:count:2].astype(int) + 1
             limits = [Limits(size, most_work, by_work=True) for size in sizes.tolist()]
-            starts = [next(tree for tree in best if tree.pool_bytes <= size) for size in sizes]
+            starts = [next(tree for tree in best if tree.nbytes <= size) for size in sizes]
             if part:
                 limits.append(Limits(sys.maxsize, most_work, by_work=False))
                 starts.append(best[-1])
@@ -325,12 +334,12 @@ class ScheduleSearch:
 
     def _annealed(
         self,
-        starts: Sequence[Candidate],
+        starts: Sequence[Tree],
         limits: Sequence[Limits],
         all_tries: float,
         number: int,
         share: float,
-    ) -> list[Candidate]:
+    ) -> list[Tree]:
         """Anneal each tree on a thread, with ``all_tries`` in total; return the best of each.
 
         Archived trees are kept too.
@@ -339,29 +348,29 @@ class ScheduleSearch:
             return list(starts)
         tries, heat = max(1, int(all_tries / len(starts))), self.effort.temperatures
 
-        def job(k: int, done: Int64s) -> list[Candidate]:
+        def job(k: int, done: Int64s) -> list[Tree]:
             start, limit, (hot, cold) = starts[k], limits[k], heat[k % len(heat)]
-            largest = limit.most_bytes if limit.by_work else start.pool_bytes
+            largest = limit.most_bytes if limit.by_work else start.nbytes
             archive = empty_archive(largest, SIZES, (MOST_NODES * self.count + 2, 2), np.int32)
             cooling = Cooling(SEED + 100 * number + k, tries, hot, cold, unit=0.0)
             memo, stop = empty_memo(), self._threads.stop
             tree = compiled.anneal_trees(
-                self.problem, start.recipe, limit, cooling, memo, archive, stop, done
+                self.problem, start.state, limit, cooling, memo, archive, stop, done
             ).reshape(-1, 2)
             price = price_tree(self.problem, tree, limit.most_work)
-            best = Candidate(*price, tree, start.origin) if price else replace(start, recipe=tree)
+            best = Tree(*price, tree, start.group) if price else replace(start, state=tree)
             visited = []
-            for state in archive.candidates():  # the end of a tree is where all parts have leaves
-                nodes = state.recipe
+            for point in archive.points():  # the end of a tree is where all parts have leaves
+                nodes = point.state
                 end = np.argmax(np.cumsum(np.where(nodes[:, 0] == LEAF, -1, 1)) == -1) + 1
-                visited.append(replace(state, recipe=nodes[:end].copy(), origin=start.origin))
+                visited.append(Tree(point.nbytes, point.time, nodes[:end].copy(), start.group))
             return [best, *pareto_front(visited, by_time)]
 
         plans = self._threads.run(job, range(len(starts)), tries, share)
         self._trees += [point for points in plans for point in points]
         return [points[0] for points in plans]
 
-    def _tries(self, starts: Sequence[Candidate]) -> float:
+    def _tries(self, starts: Sequence[Tree]) -> float:
         """Return the number of tries for annealing that starts from these trees."""
         work = float(np.mean([tree.time for tree in starts])) / self.one_pass
         effort = self.effort

@@ -1,0 +1,131 @@
+"""Plan by marks on operators, with which MXNet recomputes each result at most once."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from memonger.graph import marks
+from memonger.graph.operators.added import adds_otherwise
+from memonger.planners.candidates import (
+    Candidate,
+    MarkPlan,
+    SearchResult,
+    by_seconds,
+    pareto_front,
+)
+from memonger.planners.marks import chen2016
+from memonger.planners.marks import search as marks_search
+from memonger.planners.marks.identities import drop_unused_identities
+from memonger.planners.marks.smallest import NO_PLAN, price_plan, smallest
+from memonger.schedules.expand import find_unwritten_biases
+from memonger.solve.facts import Facts, remembered
+from memonger.solve.memory import Memory, confirm, predict_marks
+from memonger.solve.options import ORIGINAL
+from memonger.support.errors import MB, MemongerError
+from memonger.support.parallel import progress_bar
+from memonger.support.types import Bools, Symbol
+
+log = logging.getLogger("memonger")
+
+OWN_MARKS = "own marks"  # the origin of a plan that keeps the user's force_mirroring
+
+
+def refuse_marks(facts: Facts) -> None:
+    """Raise MemongerError if marks would give the network other gradients."""
+    if facts.mkldnn:
+        find_unwritten_biases(facts.training)  # raises for one that is shared
+    names, cure = facts.describe_added(adds_otherwise)
+    if facts.graph.adds_afterwards and names:
+        raise MemongerError(
+            f"the gradients of {names} would differ with marks: MXNet's executor adds them to "
+            f"sums in place, and Gluon afterwards; {cure}, or plan with how='schedule'"
+        )
+
+
+@remembered
+def search_smallest(facts: Facts) -> SearchResult:
+    """Search for the plan of least memory; it comes first, others of the search follow."""
+    refuse_marks(facts)
+    if facts.limits.planner == ORIGINAL:
+        return _search_as_original(facts)
+    effort, seconds = marks_search.EFFORT.times(facts.patience), facts.times.forward
+    with progress_bar() as progress:
+        searched = smallest(
+            facts.hints,
+            facts.rules,
+            seconds,
+            facts.limits.ntrial,
+            effort=effort,
+            progress=progress,
+        )
+    for name, counted in searched.costs.items():
+        log.info("%s: %.1f MiB", name, counted / MB)
+    return searched
+
+
+def _search_as_original(facts: Facts) -> SearchResult:
+    """Search as the original memonger does (Chen et al. 2016), trial for trial."""
+    rules, ntrial, interrupted = facts.rules, facts.limits.ntrial, False
+    trials: list[tuple[int, Bools]] = []
+
+    def count_mb(mask: Bools) -> int:
+        mask = mask.copy()
+        mask[facts.kept] = False
+        trials.append((rules.plan_memory(mask).pool_bytes // MB, mask))
+        progress(len(trials) / (3 + ntrial))
+        return trials[-1][0]
+
+    try:
+        with progress_bar() as progress:
+            for trial in chen2016.search(facts.graph, facts.hints, count_mb, ntrial):
+                log.info("Search threshold=%d MiB, cost=%d MiB", trial.threshold, trial.cost)
+    except KeyboardInterrupt:
+        if not trials:
+            raise
+        interrupted = True
+    before, mask = min(trials, key=lambda pair: pair[0])  # the first of equal ones
+    plan = price_plan(rules, facts.times.forward, MarkPlan(mask), ORIGINAL)
+    if facts.limits.rules:
+        text = "cost=%s MiB before the rules, %s MiB with them"
+        log.info(text, before, plan.pool_bytes // MB)
+    return SearchResult([plan], interrupted)
+
+
+@remembered
+def search_front(facts: Facts) -> SearchResult:
+    """Return the Pareto-optimal plans of the search for least memory, the fastest first."""
+    searched = search_smallest(facts)
+    plans = [
+        replace(
+            plan,
+            pool_bytes=predict_memory(facts, plan).pool_bytes,
+            origin=plan.origin if plan.recomputes else NO_PLAN,
+        )
+        for plan in pareto_front(searched.plans, by_seconds)
+    ]
+    return replace(searched, plans=pareto_front(plans, by_seconds), is_front=True)
+
+
+def read_own_marks(facts: Facts) -> Candidate:
+    """Return the plan of the user's own marks (force_mirroring)."""
+    own = MarkPlan(marks.read_own_mask(facts.graph))
+    return price_plan(facts.rules, facts.times.forward, own, OWN_MARKS)
+
+
+def predict_memory(facts: Facts, plan: Candidate) -> Memory:
+    """Predict the memory of a plan."""
+    assert isinstance(plan.recipe, MarkPlan)
+    _, rules, mask = drop_unused_identities(facts.rules, plan.recipe)
+    return predict_marks(rules.trainings[0], mask, facts.held)
+
+
+def write_plan(facts: Facts, plan: Candidate) -> tuple[Candidate, Symbol, Memory]:
+    """Make the symbol of a plan, without what MXNet cannot carry out, and bind it."""
+    assert isinstance(plan.recipe, MarkPlan)
+    symbol, rules = facts.network.symbol, facts.rules
+    identities = marks.make_inferable(symbol, plan.identities, facts.network.spec.shapes)
+    marked, *_ = drop_unused_identities(rules, MarkPlan(plan.recipe.mask, identities))
+    plan, native = replace(plan, recipe=marked), rules.native(marked.mask)
+    planned = marks.write(symbol, marked.mask, native, marked.identities)
+    return plan, planned, confirm(predict_memory(facts, plan), planned, facts.network)

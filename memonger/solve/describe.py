@@ -1,0 +1,58 @@
+"""Say why no plan saves much, or fits a budget."""
+
+from __future__ import annotations
+
+from memonger.planners.marks.rules import kept_summary
+from memonger.solve.facts import Facts
+from memonger.solve.memory import Memory
+from memonger.support.errors import BudgetError, format_size
+
+NO_OPERATORS = "the network has no operators, so the backward pass needs no results"
+
+
+def explain_little(facts: Facts) -> str:
+    """Return why no plan of a network saves much memory."""
+    rules, until, least, nodes = (
+        facts.rules,
+        facts.network.until,
+        facts.lower_bound,
+        facts.graph.nodes,
+    )
+    ruled = kept_summary((nodes[i].op, why) for i, why in rules.reasons.items())
+    if not facts.graph.operators:
+        return NO_OPERATORS
+    if not rules.allowed.any() and until is not None:
+        return f"no operator before {nodes[until].name!r} (until=) may be recomputed"
+    if not rules.allowed.any():
+        return f"every operator must be kept ({ruled})"
+    text = f"the peak is {format_size(facts.unplanned.peak_bytes)}; "
+    if ruled and least.nbytes > least.own_bytes:
+        over = format_size(least.nbytes - least.own_bytes)
+        text += f"{over} must not be recomputed ({ruled}), and "
+    return text + f"{least.name(nodes)} alone needs {format_size(least.own_bytes)} at once"
+
+
+def format_bytes(nbytes: float) -> str:
+    """Return bytes for a message, to the byte."""
+    return f"{nbytes:.0f} bytes ({format_size(nbytes)})"
+
+
+def describe_too_little(facts: Facts, limit: int, smallest: Memory) -> BudgetError:
+    """Make the error for a limit that no plan fits: what the smallest needs, and where it peaks."""
+    work, budget, least = facts.limits.work, facts.limits.budget, facts.lower_bound
+    nbytes, pool = facts.count_bytes(smallest), smallest.pool_bytes
+    of, more = ("", "") if work is None else (f" with work={work:g}", " or more work")
+    beside = budget.beside if budget else ""
+    text = f"no plan{of} was found that needs at most {format_bytes(limit)}{beside}; the smallest "
+    text += f"needs {format_bytes(nbytes)}; give more memory{more}."
+    most = int(smallest.live[smallest.peak])
+    # A schedule may keep results in the arrays of gradients, outside of the pool.
+    if 0 < most <= pool:
+        text += f" Its peak of {format_size(most)} is in {smallest.running}."
+    if least.operator >= 0 and least.nbytes <= pool:
+        text += f" Every plan needs at least {format_size(least.nbytes)} at once, for "
+        text += f"{least.name(facts.graph.nodes)}."
+    if nbytes != pool:
+        text += f" {format_bytes(nbytes - pool)} of it are parameters, gradients, inputs, the "
+        text += "optimizer's state and arrays that operators hold."
+    return BudgetError(text, nbytes)

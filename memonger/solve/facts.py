@@ -1,0 +1,268 @@
+"""Find the facts about a network on which its plans depend, each once, when it is asked for."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections import Counter
+from dataclasses import replace
+from functools import cached_property
+from typing import Callable
+
+import numpy as np
+
+from memonger.costs.bind import has_mkldnn
+from memonger.costs.held import Held, find_held
+from memonger.costs.lower_bound import LowerBound, find_lower_bound
+from memonger.costs.replay import find_added_in_place, find_adding_rows
+from memonger.costs.time.gpus import GPUS
+from memonger.costs.time.roofline import Times
+from memonger.costs.time.times import find_times
+from memonger.graph import marks
+from memonger.graph.forward import FLOAT, RECORD
+from memonger.graph.operators.added import WRONG
+from memonger.graph.operators.recompute import ANY, CPU, GPU
+from memonger.graph.operators.tensors import MOST_ON_GPU, check_elements
+from memonger.graph.read import forward_graph
+from memonger.graph.training import NO_NODE, Differentiation, TrainingGraph
+from memonger.planners.candidates import Candidate, MarkPlan, SearchResult
+from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse, refuse_padded_sums
+from memonger.planners.marks.smallest import NO_PLAN
+from memonger.schedules.expand import make_parts
+from memonger.schedules.schedule import Workload, workload
+from memonger.schedules.training_step import Parts
+from memonger.solve.memory import Memory, confirm, count_state_bytes, find_wanted, predict_marks
+from memonger.solve.options import AUTO, Options
+from memonger.solve.request import Request, fingerprint
+from memonger.support.cache import Latest
+from memonger.support.errors import MB, format_size
+
+log = logging.getLogger("memonger")
+
+#: A pool of fewer bytes is planned with this patience: there is little to save, and such networks
+#: often come by the dozen (one for each bucket).
+SMALL, SMALL_PATIENCE = 16 * MB, 0.05
+
+_searches: Latest[SearchResult] = Latest(128)
+
+
+class Facts:
+    """The graphs of a network, its rules, its memory and its times.
+
+    Parameters
+    ----------
+    network : Request
+        The network.
+    limits : Options
+        How it is planned: the GPU or the measurement of times, the rules and the patience.
+
+    Raises
+    ------
+    MemongerError
+        If no plan can hold the network.
+    """
+
+    def __init__(self, network: Request, limits: Options) -> None:
+        self.network = network
+        self.timed_on = network.find_timing_device(limits.gpu, limits.measure)
+        predicted = self.timed_on.sheet in GPUS and not limits.measure
+        self.limits = replace(limits, gpu=self.timed_on.sheet if predicted else None)
+        self.graph = graph = forward_graph(network.symbol, network.spec)
+        refuse(graph)
+        kind = network.device_type
+        if kind == GPU:
+            for tensor in itertools.chain.from_iterable(graph.tensors):
+                check_elements(tensor.shape, most=MOST_ON_GPU)
+        if any(RECORD in node.hidden for node in graph.nodes):
+            log.info("the network has force_mirroring marks, which the plan replaces")
+        self.no_marks = np.zeros(len(graph.nodes), dtype=np.bool_)
+        self.hints = marks.read_hints(graph)  # the user's ``mirror_stage``
+        self.mkldnn = kind == ANY or kind != GPU and has_mkldnn(network.device)
+        until = len(graph.nodes) if network.until is None else network.until
+        #: The nodes that the user keeps, and those that the user wants recomputed.
+        kept = {*range(until, len(graph.nodes)), *network.keep.nodes}
+        self.kept, self.forced = sorted(kept), sorted({*network.recompute.nodes} - kept)
+        self.memories: Latest[Memory] = Latest(8)  # of schedules, by the key of a candidate
+        if CPU in network.targets and self.training.settings.mkldnn:
+            refuse_padded_sums(self.training)
+
+    @cached_property
+    def _gradients(self) -> Differentiation:
+        return Differentiation(self.graph)
+
+    @cached_property
+    def training(self) -> TrainingGraph:
+        """The training graph with the gradients that the user wants."""
+        return self._gradients.respect_to(find_wanted(self.graph, self.network.grad_req))
+
+    @cached_property
+    def trainings(self) -> list[TrainingGraph]:
+        """The training graphs for which marks must be valid, that of the user first."""
+        graph, shapes = self.graph, self.network.spec.shapes
+        # Module requests no gradients of data and labels, so that fewer operators read results.
+        parameters = tuple(a for a in graph.arguments if graph.nodes[a].name not in shapes)
+        others = sorted({graph.arguments, parameters} - {self.training.wanted})
+        return [self.training, *map(self._gradients.respect_to, others)]
+
+    @cached_property
+    def rules(self) -> Rules:
+        """The rules for marks."""
+        kind = Rules if self.limits.rules else NoRules
+        rules = kind(self.trainings, self.network.targets, self.kept, self.forced)
+        reasons = [(self.graph.nodes[i].op, why) for i, why in rules.reasons.items()]
+        if reasons and self.limits.rules:
+            log.info("kept by rule: %s", kept_summary(reasons))
+        return rules
+
+    @cached_property
+    def workload(self) -> Workload:
+        """What a schedule must run."""
+        return workload(self.training, self.kept, self.forced)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """What steps of all schedules share, in a search, which adds no gradients."""
+        return make_parts(self.workload, (), self.mkldnn)
+
+    @cached_property
+    def parts_of_step(self) -> Parts:
+        """What steps of all schedules share, where gradients are added as the user wants."""
+        requests, nodes = self.network.grad_req, self.graph.nodes
+        added = [a for a in self.training.wanted if requests[nodes[a].name] == "add"]
+        return make_parts(self.workload, added, self.mkldnn) if added else self.parts
+
+    @cached_property
+    def predicted_unplanned(self) -> Memory:
+        """The memory of the network without a plan, predicted."""
+        return predict_marks(self.training, self.no_marks, self.held)
+
+    @cached_property
+    def unplanned(self) -> Memory:
+        """The memory of the network without a plan, confirmed by one bind."""
+        memory = confirm(self.predicted_unplanned, self.network.symbol, self.network)
+        if not memory.exact:
+            log.info("the memory of plans is known to the MiB only, because %s", memory.why_inexact)
+        return memory
+
+    @cached_property
+    def no_plan(self) -> Candidate:
+        """The network without a plan, as a candidate."""
+        return Candidate(MarkPlan(self.no_marks), self.unplanned.pool_bytes, 0.0, NO_PLAN)
+
+    @cached_property
+    def held(self) -> Held:
+        """The memory that operators hold in training, on a GPU if the device may be one."""
+        on_gpu = self.network.device_type in (GPU, ANY)
+        return find_held(self.graph, GPU if on_gpu else CPU, not on_gpu and self.mkldnn)
+
+    @cached_property
+    def lower_bound(self) -> LowerBound:
+        """The memory that every plan needs at least."""
+        return find_lower_bound(self.training, None if self.limits.rules else ())
+
+    @cached_property
+    def times(self) -> Times:
+        """The seconds of the operators without a plan, predicted or measured."""
+        if self.limits.gpu is not None:
+            text = "predicting times from the data sheet of %r; set gpu= for another"
+            log.info(text, self.limits.gpu)
+        return find_times(self.training, self.timed_on)
+
+    @cached_property
+    def patience(self) -> float:
+        """The length of a search, as a multiple of the usual length."""
+        if self.limits.patience is not None:
+            return self.limits.patience
+        nbytes = self.unplanned.pool_bytes
+        if nbytes >= SMALL:
+            return 1.0
+        log.info(
+            "the network takes %s without a plan, less than %s: planning with patience=%g; set "
+            "patience= for a longer search",
+            format_size(nbytes),
+            format_size(SMALL),
+            SMALL_PATIENCE,
+        )
+        return SMALL_PATIENCE
+
+    def describe_added(self, differ: Callable[[str, bool], bool]) -> tuple[str, str]:
+        """Describe the operators whose gradient MXNet's executor adds to a sum in place.
+
+        Returns the names of those for which ``differ`` returns true, given the kind of the operator
+        and whether MKLDNN may compute it; and how to have MXNet add their gradients afterwards.
+        """
+        training = self.training
+        names: dict[str, None] = {}
+        sums = Counter(training.gradient_of[r] for r in np.flatnonzero(find_adding_rows(training)))
+        for row, k in find_added_in_place(training):
+            x, by_mkldnn = training.origin[row], training.signatures[row].tensors[k].dtype == FLOAT
+            if x != NO_NODE and differ(self.graph.nodes[x].op, self.mkldnn and by_mkldnn):
+                names[f"{self.graph.nodes[x].name!r} ({self.graph.nodes[x].op})"] = None
+        more = max(sums.values(), default=0) + 2  # than the terms of any sum
+        others = f" and {len(names) - 1} more" * (len(names) > 1)
+        cure = f"set MXNET_EXEC_INPLACE_GRAD_SUM_CAP={more} before MXNet is imported"
+        return next(iter(names), "") + others, cure
+
+    @cached_property
+    def wrong_gradients(self) -> list[str]:
+        """The warning of gradients that MXNet computes wrongly, with or without a plan."""
+        names, cure = self.describe_added(lambda op, _: op in WRONG)
+        if self.graph.adds_afterwards or not names:
+            return []
+        text = "MXNet computes wrong gradients, with or without a plan: it adds those of"
+        return [f"{text} {names} to sums in place, which such operators cannot do; {cure}"]
+
+    def add_to_step(self, seconds: float) -> float:
+        """Return seconds as a share of the time of a step without a plan."""
+        return seconds / (self.times.step or 1)
+
+    def predict_added(self, memory: Memory) -> float:
+        """Predict the time that recomputation adds to a step, as a share of one without a plan."""
+        known = memory.training is self.training
+        times = self.times if known else find_times(memory.training, self.timed_on)
+        return float(times.forward[memory.recomputed].sum() / times.step)
+
+    def count_bytes(self, memory: Memory) -> int:
+        """Return the bytes of a plan as the budget counts them: of the pool, or of the device."""
+        budget = self.limits.budget
+        if budget is None or budget.of == "pool":
+            return memory.pool_bytes
+        return memory.device_bytes + count_state_bytes(budget, self.graph, self.network)
+
+    def least_bytes(self, plan: Candidate) -> int:
+        """Return a lower bound of `count_bytes`.
+
+        The arena of a schedule may be larger than what is alive at once.
+        """
+        budget, unplanned = self.limits.budget, self.unplanned
+        if budget is None or budget.of == "pool":
+            return plan.pool_bytes
+        beside = unplanned.beside_bytes + count_state_bytes(budget, self.graph, self.network)
+        return plan.pool_bytes + beside
+
+    def find_limit(self) -> int:
+        """Return the budget in bytes."""
+        assert self.limits.budget is not None
+        return self.limits.budget.limit(self.count_bytes(self.unplanned))
+
+
+def remembered(search: Callable[[Facts], SearchResult]) -> Callable[[Facts], SearchResult]:
+    """Wrap a search: what it found for a network is returned again, unless it was interrupted."""
+
+    @functools.wraps(search)
+    def remember(facts: Facts) -> SearchResult:
+        # What a search finds does not depend on the limits of memory and time.
+        limits = replace(facts.limits, how=AUTO, budget=None, knee=False, slower_than=None)
+        limits = replace(limits, lent=None, leave_below=0)
+        key = search, fingerprint(facts.network, limits)
+        searched = _searches.get(key)
+        if searched is not None:
+            log.info("using the cached search result for this network")
+            return searched
+        searched = search(facts)
+        if not searched.interrupted:
+            _searches.put(key, searched)
+        return searched
+
+    return remember
