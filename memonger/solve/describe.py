@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from memonger.planners.marks.rules import kept_summary
+from memonger.solve.by_schedules import estimate_least
 from memonger.solve.facts import Facts
 from memonger.solve.memory import Memory
+from memonger.solve.options import MARKS, ORIGINAL
 from memonger.support.errors import BudgetError, format_size
 
 NO_OPERATORS = "the network has no operators, so the backward pass needs no results"
@@ -55,4 +59,25 @@ def describe_too_little(facts: Facts, limit: int, smallest: Memory) -> BudgetErr
     if nbytes != pool:
         text += f" {format_bytes(nbytes - pool)} of it are parameters, gradients, inputs, the "
         text += "optimizer's state and arrays that operators hold."
-    return BudgetError(text, nbytes)
+    return BudgetError(text + suggest(facts, limit, nbytes - pool, pool), nbytes)
+
+
+def suggest(facts: Facts, limit: int, beside: int, pool: int) -> str:
+    """Suggest what would fit a limit in bytes: a schedule in place of marks, a smaller batch.
+
+    ``beside`` and ``pool`` are the bytes of the smallest plan that was found, outside the pool and
+    of the pool.
+    """
+    text = ""
+    if facts.limits.how == MARKS and facts.limits.planner != ORIGINAL:
+        least = estimate_least(facts, math.inf)
+        if least is not None and least + beside <= limit:
+            text = f" A schedule fits, with about {format_size(least + beside)}: how='schedule', "
+            text += "which memonger run and enable train; a network's file has marks alone."
+    sizes = {shape[0] if shape else 0 for shape in facts.network.spec.shapes.values()}
+    batch = sizes.pop() if len(sizes) == 1 else 0  # a bind gives the shapes of parameters too
+    smaller = int(batch * (limit - beside) / max(1, pool))
+    if 0 < smaller < batch:
+        text += f" A batch of about {smaller} in place of {batch} fits; memonger batch finds the "
+        text += "largest."
+    return text

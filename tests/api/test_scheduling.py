@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,22 @@ def test_more_work_saves_more_memory() -> None:
     assert times.max() > 2  # no marks can do that
     with pytest.raises(memonger.MemongerError, match="give more memory or more work"):
         planned(network, budget=pools[-1], work=1.1)
+
+
+def test_a_budget_that_no_plan_fits_comes_with_what_would_fit() -> None:
+    network = networks.chain(depth=12)
+    schedule = (
+        r" A schedule fits, with about 6\.0 MiB: how='schedule', which memonger run and enable "
+        r"train; a network's file has marks alone\."
+    )
+    batch = r" A batch of about (\d+) in place of 256 fits; memonger batch finds the largest\.$"
+    for how, budget, text in (("marks", 8_000_000, schedule), ("schedule", 4_500_000, r"\.")):
+        options: Any = {"how": how, "budget": budget, "patience": 0.02}
+        with pytest.raises(memonger.BudgetError) as raised:
+            memonger.plan(*network, **options)
+        found = re.search(text + batch, str(raised.value))
+        assert found, raised.value
+        assert memonger.plan(*networks.chain(depth=12, batch=int(found[1])), **options)
 
 
 @pytest.mark.parametrize("seed", [5, 9])
