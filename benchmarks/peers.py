@@ -32,7 +32,7 @@ import numpy as np
 from memonger.costs.time.gpus import GPUS, USUAL
 from memonger.costs.time.roofline import predict_times
 from memonger.solve.memory import Memory, predict
-from memonger.solve.request import read_request
+from memonger.solve.network import read_unplanned
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
@@ -201,7 +201,7 @@ def main(arguments: list[str]) -> int:
     for name in options.networks or NETWORKS:
         symbol, shapes = network = NETWORKS[name]()
         requests = as_module_does(symbol, shapes)
-        unplanned = predict(read_request(symbol, shapes, grad_req=requests, ctx="gpu"))
+        unplanned = predict(read_unplanned(symbol, shapes, grad_req=requests, ctx="gpu"))
         figures: dict[str, Any] = {
             "step_seconds": float(predict_times(unplanned.training, options.gpu).step),
             "ours": {how: measure_ours(network, unplanned, how, options) for how in HOWS},

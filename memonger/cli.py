@@ -24,7 +24,7 @@ from typing import Any, Callable, NoReturn, Sequence
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
 from memonger import BudgetError, MemongerError
-from memonger.solve.options import OPTIONS, flag_of, options_of, read_amount, variable_of
+from memonger.solve.limits import OPTIONS, flag_of, options_of, read_amount, variable_of
 from memonger.support import files
 from memonger.support.errors import INTERRUPTED, MISTAKE, STOPPED, mxnet_message
 from memonger.support.removed import refuse_removed

@@ -17,7 +17,7 @@ from memonger.graph.operators.recompute import ANY, GPU, on_one_device, waits_fo
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
-from memonger.solve.request import Request, read_call
+from memonger.solve.network import Network, read_network
 from memonger.support.checks import check_count
 from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import environment, mx
@@ -159,7 +159,7 @@ def check(
     symbol, planned = trace(symbol, names), trace(planned, names)
     _check_same(symbol, planned)
     device = "cpu" if ctx is None or ctx == ANY else mx.gpu(0) if ctx == GPU else ctx
-    request = read_call(symbol, shapes, type_dict=type_dict, ctx=device)
+    request = read_network(symbol, shapes, type_dict=type_dict, ctx=device)
     inputs = request.spec.shapes
     if grad_req is None:
         grad_req = {name: "null" if name in inputs else "write" for name in request.grad_req}
@@ -240,7 +240,7 @@ def _initial_values(
 
 def _train(
     net: Symbol,
-    request: Request,
+    request: Network,
     start: Mapping[str, Array1],
     steps: int,
     seed: int,

@@ -13,7 +13,7 @@ from memonger.costs.lower_bound import find_lower_bound
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.solve.describe import NO_OPERATORS
 from memonger.solve.memory import Memory, measure, predict
-from memonger.solve.request import read_call
+from memonger.solve.network import read_network
 from memonger.solve.timeline import find_kept
 from memonger.support.errors import format_size
 from memonger.support.types import Int64s, Symbol
@@ -179,7 +179,7 @@ def explain(
     --------
     >>> print(memonger.explain(net, {'data': (32, 3, 224, 224)}))
     """
-    request = read_call(net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, devices=devices)
+    request = read_network(net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, devices=devices)
     memory = predict(request)
     memory = measure(request) if memory.inexact else memory
     line, nodes, peak = memory.timeline, memory.graph.nodes, memory.peak

@@ -6,9 +6,8 @@ import contextlib
 import logging
 import math
 from dataclasses import replace
-from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Mapping, NamedTuple, NoReturn, Sequence, Tuple
 
 import numpy as np
 
@@ -33,8 +32,8 @@ from memonger.solve.choose import (
 )
 from memonger.solve.describe import format_bytes
 from memonger.solve.facts import Facts
-from memonger.solve.options import Options, bound_gpu, read_options, split_options
-from memonger.solve.request import Request, read_arguments, read_request
+from memonger.solve.limits import Limits, bound_gpu, check_keywords, read_limits
+from memonger.solve.network import Network, read_unplanned
 from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
 from memonger.support.errors import (
@@ -46,7 +45,7 @@ from memonger.support.errors import (
 )
 from memonger.support.files import Path
 from memonger.support.parallel import progress_bar
-from memonger.support.types import BatchOptions, Json, Keywords, Symbol, Types, Unpack
+from memonger.support.types import Json, Symbol, Types
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -160,22 +159,28 @@ def frontier(
     >>> print(memonger.frontier(net, {'data': (32, 3, 224, 224)}))
     """
     points = check_count("points", points, 2)
-    keywords = {
-        "how": how,
-        "measure": measure,
-        "gpu": gpu,
-        "patience": patience,
-        "type_dict": type_dict,
-        "grad_req": grad_req,
-        "ctx": ctx,
-        "ntrial": ntrial,
-        "until": until,
-        "keep": keep,
-        "recompute": recompute,
-        "devices": devices,
-    }
-    request, options = read_arguments("frontier", net, shapes, {**keywords, **input_shapes})
-    facts = Facts(request, options)
+    check_keywords("frontier", input_shapes)
+    limits = read_limits(
+        how=how,
+        measure=measure,
+        gpu=gpu,
+        patience=patience,
+        ntrial=ntrial,
+        ctx=read_devices(ctx),
+    )
+    network = read_unplanned(
+        net,
+        shapes,
+        input_shapes,
+        type_dict,
+        grad_req,
+        ctx=ctx,
+        until=until,
+        keep=keep,
+        recompute=recompute,
+        devices=devices,
+    )
+    facts = Facts(network, limits)
     (way, *_), refusal = list_ways(facts)
     searched = BY[way].search_front(facts)
     candidates, as_it_is = pareto_front(searched.plans, by_seconds), []
@@ -228,8 +233,8 @@ class LargestBatch(_Largest):
         The largest that fits without a plan; 0 if none does.
     """
 
-    _request: Callable[[int], Request]  # at a batch
-    _options: Options
+    _network: Open
+    _limits: Limits
 
     def __repr__(self) -> str:
         batches = f"batch={self.batch}, unplanned_batch={self.unplanned_batch}"
@@ -245,7 +250,7 @@ class LargestBatch(_Largest):
     @property
     def _fits(self) -> str:
         """Which batch fits with a plan, and without, into what; and if that is less than a card."""
-        budget, plan = self._options.budget, self.plan
+        budget, plan = self._limits.budget, self.plan
         fits = f"a batch of {self.batch} fits with a plan, of {self.unplanned_batch} without"
         if budget is None:
             return fits
@@ -266,14 +271,14 @@ class LargestBatch(_Largest):
         and the result are as of `Plan.report`.
         """
         report.check_report(file)
-        shown = report.ordered([self.plan], (), self._options.budget, network)
+        shown = report.ordered([self.plan], (), self._limits.budget, network)
         most, unplanned = self.batch, self.unplanned_batch
         batches = {max(1, unplanned * k // QUARTERS) for k in range(1, QUARTERS + 1)}
         batches |= {unplanned + (most - unplanned) * k // QUARTERS for k in range(1, QUARTERS)}
         plans = {most: self.plan}
         for batch in sorted(batches - {0, most}):
             with contextlib.suppress(BudgetError):  # this search may find less than that of `most`
-                plans[batch] = make_plan(solve(self._request(batch), self._options))
+                plans[batch] = make_plan(solve(self._network.at(batch), self._limits))
                 if plans[batch].interrupted:
                     raise KeyboardInterrupt
         return report.write_report(file, replace(shown, batches=plans))
@@ -284,7 +289,18 @@ def largest_batch(
     net: Symbol,
     shapes: object,
     budget: object,
-    **options: Unpack[BatchOptions],
+    *,
+    how: str | None = None,
+    budget_of: str | None = None,
+    optimizer: object = None,
+    measure: bool = False,
+    gpu: str | None = None,
+    patience: float | None = None,
+    type_dict: Types = None,
+    grad_req: object = "write",
+    ctx: object = None,
+    ntrial: int = 6,
+    **others: NoReturn,
 ) -> LargestBatch:
     """Find the largest batch that fits a budget with a plan, and without.
 
@@ -299,9 +315,8 @@ def largest_batch(
     budget : int or str
         Bytes, text such as '11GB', or 'device'. For a GPU it bounds the whole device, unless
         ``budget_of='pool'`` is given.
-    net, **options
-        As `plan` takes them: ``how``, ``budget_of``, ``optimizer``,
-        ``measure``, ``gpu``, ``patience``, ``type_dict``, ``grad_req``, ``ctx``, ``ntrial``.
+    net, how, budget_of, optimizer, measure, gpu, patience, type_dict, grad_req, ctx, ntrial
+        As `plan` takes them. There are no ``others``.
 
     Returns
     -------
@@ -316,19 +331,30 @@ def largest_batch(
     --------
     >>> largest = memonger.largest_batch(net, {'data': (None, 3, 224, 224)}, budget='11GB')
     """
-    of_network, others, _ = split_options("largest_batch", options, has_shapes=False)
-    ctx = read_devices(of_network.get("ctx"))
-    how = read_options(ctx=ctx, **bound_gpu({**others, "budget": budget}, ctx))
-    if how.budget is None or how.budget.is_share:
+    check_keywords("largest_batch", others, has_shapes=False)
+    devices = read_devices(ctx)
+    limits = read_limits(
+        how=how,
+        budget=budget,
+        budget_of=bound_gpu(budget, budget_of, devices),
+        optimizer=optimizer,
+        measure=measure,
+        gpu=gpu,
+        patience=patience,
+        ntrial=ntrial,
+        ctx=devices,
+    )
+    if limits.budget is None or limits.budget.is_share:
         raise MemongerError(
             f"budget={budget!r}: the largest batch needs a budget in bytes, such as '11GB'"
         )
     open_shapes, types = _open_shapes(shapes)
-    type_dict = of_network.get("type_dict")
-    if isinstance(type_dict, Mapping):  # otherwise `read_request` says what is wrong with it
+    if type_dict is None:
+        type_dict = types
+    elif isinstance(type_dict, Mapping):  # otherwise `read_unplanned` says what is wrong with it
         type_dict = {**types, **type_dict}
-    keywords = {**of_network, "net": trace(net, [*open_shapes]), "type_dict": type_dict or types}
-    batches = _Batches(partial(_request, open_shapes, keywords), how)
+    symbol = trace(net, [*open_shapes])
+    batches = Batches(Open(symbol, open_shapes, type_dict, grad_req, ctx), limits)
     ways, refusal = list_ways(batches.facts(1))
     for way in ways:
         try:
@@ -342,20 +368,38 @@ def largest_batch(
     texts = () if refusal is None else (explain_marks(refusal),)
     for warning in (*texts, *largest.plan.warnings):
         log.warning(warning)
-    largest._request, largest._options = batches.request, how
+    largest._network, largest._limits = batches.network, limits
     return largest
 
 
-class _Batches:
-    """A network at each batch, and the facts about it."""
+class Open(NamedTuple):
+    """A network whose batch is open: arguments of `read_unplanned`, with None in shapes."""
 
-    def __init__(self, request: Callable[[int], Request], limits: Options) -> None:
-        self.request, self.limits = request, limits
+    symbol: Symbol
+    shapes: Mapping[str, Json]
+    type_dict: Types
+    grad_req: object
+    ctx: object
+
+    def at(self, batch: int) -> Network:
+        """Check the network at a batch."""
+        sizes = {n: [batch if k is None else k for k in s] for n, s in self.shapes.items()}
+        return read_unplanned(
+            self.symbol, sizes, type_dict=self.type_dict, grad_req=self.grad_req, ctx=self.ctx
+        )
+
+
+class Batches:
+    """The facts about a network at each batch."""
+
+    def __init__(self, network: Open, limits: Limits) -> None:
+        self.network, self.limits = network, limits
         self._facts: dict[int, Facts] = {}
 
     def facts(self, batch: int) -> Facts:
+        """Return the facts about the network at a batch."""
         if batch not in self._facts:
-            self._facts[batch] = Facts(self.request(batch), self.limits)
+            self._facts[batch] = Facts(self.network.at(batch), self.limits)
         return self._facts[batch]
 
     def count_bytes(self, batch: int, plan: Candidate | None = None) -> float:
@@ -368,13 +412,7 @@ class _Batches:
         return facts.count_bytes(memory)
 
 
-def _request(shapes: Mapping[str, Json], keywords: Keywords, batch: int) -> Request:
-    """Read the request of `largest_batch` at one batch; a function, so that it can be pickled."""
-    sizes = {n: [batch if k is None else k for k in shape] for n, shape in shapes.items()}
-    return read_request(shapes=sizes, **keywords)
-
-
-def _largest_batch(batches: _Batches, way: str) -> LargestBatch:
+def _largest_batch(batches: Batches, way: str) -> LargestBatch:
     """Find the largest batch of a network that fits the budget, by plans of one way."""
     assert batches.limits.budget is not None
     limit = batches.limits.budget.limit()
@@ -442,7 +480,7 @@ def _open_shapes(shapes: object) -> tuple[dict[str, Json], dict[str, str]]:
     return sizes, types
 
 
-def _largest(batches: _Batches, plan: Candidate | None, limit: int) -> int:
+def _largest(batches: Batches, plan: Candidate | None, limit: int) -> int:
     """Find the largest batch at which a plan takes at most ``limit`` bytes; 0 if not even one does.
 
     Each step expects a straight line through the last two batches.

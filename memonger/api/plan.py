@@ -25,9 +25,9 @@ from memonger.graph.inputs import InputSpec, check_symbol, drop_old_types, read_
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
 from memonger.solve.choose import Solution, describe_slowest, describe_unmet
+from memonger.solve.limits import Limits
 from memonger.solve.memory import Memory, predict
-from memonger.solve.options import Options
-from memonger.solve.request import Request, fingerprint, read_mxnet_variables, read_structure
+from memonger.solve.network import Network, fingerprint, read_mxnet_variables, read_structure
 from memonger.solve.selection import Selection
 from memonger.support import files
 from memonger.support.errors import MemongerError, format_size
@@ -98,7 +98,7 @@ class Plan(Reported):
         What is alive at once under any plan, at least; and the operator that sets this, if any.
     slowest : str
         The most work that is recomputed between two gradients; empty if nothing is.
-    request : Request
+    request : Network
         The network without a plan, its shapes, its gradients.
     time_overhead : float
         The time that the plan is predicted to add to a step, as a share of that without a plan.
@@ -136,7 +136,7 @@ class Plan(Reported):
     floor_bytes: int
     floor: str
     slowest: str
-    request: Request
+    request: Network
     time_overhead: float
     schedule: Schedule | None = None
     unmet: dict[str, str] = field(default_factory=dict)
@@ -412,7 +412,7 @@ def load_plan(
     return Plan(symbol=planned, request=request, schedule=schedule, **_read_figures(content))
 
 
-def restore_plan(file: files.Path, request: Request) -> Plan | None:
+def restore_plan(file: files.Path, request: Network) -> Plan | None:
     """Read a plan that was saved for this network and these inputs, whatever their names are.
 
     It gets the names of the request. None if the file has a plan of another network.
@@ -426,7 +426,7 @@ def restore_plan(file: files.Path, request: Request) -> Plan | None:
     schedule, symbol = _read_schedule(content), request.symbol
     planned = mx.sym.load_json(content["request"]["symbol"])
     saved = _read_request(content, planned)
-    if fingerprint(saved, Options()) != fingerprint(request, Options()):
+    if fingerprint(saved, Limits()) != fingerprint(request, Limits()):
         return None
     planned, names = _rename_nodes(planned, saved.symbol, symbol)
     if schedule is not None:
@@ -468,11 +468,11 @@ def _rename(value: Json, names: Mapping[str, str]) -> Json:
     return names.get(value, quoted)
 
 
-def _read_request(content: Mapping[str, Json], planned: Symbol) -> Request:
+def _read_request(content: Mapping[str, Json], planned: Symbol) -> Network:
     """Read the request of a saved plan; ``planned`` is its symbol."""
     saved = content["request"]
     shapes = {name: tuple(shape) for name, shape in saved["spec"]["shapes"].items()}
-    return Request(
+    return Network(
         symbol=marks.clear(marks.unplan(planned)),
         spec=InputSpec(shapes, saved["spec"]["types"]),
         grad_req=saved["grad_req"],
@@ -534,7 +534,7 @@ def _with_variables_of(net: Symbol, planned: Symbol) -> Symbol:
     return load_nodes(graph["nodes"], graph["heads"])
 
 
-def _compare(file: files.Path, request: Request, net: Symbol, spec: InputSpec) -> None:
+def _compare(file: files.Path, request: Network, net: Symbol, spec: InputSpec) -> None:
     """Make sure that a plan is of this network and of these shapes."""
     here = read_structure(marks.clear(marks.unplan(drop_old_types(net, request.spec))))
     there = read_structure(request.symbol)
@@ -561,7 +561,7 @@ def make_plan(solution: Solution) -> Plan:
     inserted = insert_identities([node.name for node in nodes], plan.identities).behind
     masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed(len(nodes))) if not n.is_variable]
     limits = vars(replace(facts.limits, how=solution.way))
-    options = {k: v for k, v in limits.items() if v != getattr(Options, k)}
+    options = {k: v for k, v in limits.items() if v != getattr(Limits, k)}
     for name in ("budget", "knee", "slower_than", "lent", "leave_below"):
         options.pop(name, None)
     if solution.is_fastest:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Mapping, MutableMapping, Sequence
 
 from memonger.api.plan import Plan, make_plan
 from memonger.graph import marks
+from memonger.graph.inputs import read_devices
 from memonger.planners.marks import chen2016
 from memonger.solve.by_marks import refuse_marks
 from memonger.solve.by_schedules import estimate_least
 from memonger.solve.choose import BARE, ONE_MORE_PASS, solve
 from memonger.solve.facts import Facts
+from memonger.solve.limits import Limits, check_keywords, read_limits
 from memonger.solve.memory import measure as measured
-from memonger.solve.options import Options
-from memonger.solve.request import read_arguments, read_call, read_request
+from memonger.solve.network import read_network, read_unplanned
 from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, MemongerError, format_size
@@ -164,29 +165,35 @@ def plan(
     >>> print(plan)
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
-    keywords = {
-        "how": how,
-        "work": work,
-        "budget": budget,
-        "slower_than": slower_than,
-        "budget_of": budget_of,
-        "optimizer": optimizer,
-        "measure": measure,
-        "gpu": gpu,
-        "patience": patience,
-        "type_dict": type_dict,
-        "grad_req": grad_req,
-        "ctx": ctx,
-        "planner": planner,
-        "ntrial": ntrial,
-        "until": until,
-        "keep": keep,
-        "recompute": recompute,
-        "devices": devices,
-        "rules": rules,
-    }
-    request, options = read_arguments("plan", net, shapes, {**keywords, **input_shapes})
-    planned = make_plan(solve(request, options))
+    check_keywords("plan", input_shapes)
+    limits = read_limits(
+        how=how,
+        work=work,
+        budget=budget,
+        slower_than=slower_than,
+        budget_of=budget_of,
+        optimizer=optimizer,
+        measure=measure,
+        gpu=gpu,
+        patience=patience,
+        planner=planner,
+        ntrial=ntrial,
+        rules=rules,
+        ctx=read_devices(ctx),
+    )
+    network = read_unplanned(
+        net,
+        shapes,
+        input_shapes,
+        type_dict,
+        grad_req,
+        ctx=ctx,
+        until=until,
+        keep=keep,
+        recompute=recompute,
+        devices=devices,
+    )
+    planned = make_plan(solve(network, limits))
     for warning in planned.warnings:
         log.warning(warning)
     return planned
@@ -274,7 +281,7 @@ def search_plan(
         **input_shapes,
     )
     if planned.schedule is None and log.isEnabledFor(logging.INFO):
-        least = estimate_least(Facts(planned.request, Options()), ONE_MORE_PASS)
+        least = estimate_least(Facts(planned.request, Limits()), ONE_MORE_PASS)
         if least is not None and least < WORTH * planned.pool_bytes:
             text = (
                 "a schedule would take about %s where these marks take %s: how='schedule', work=2"
@@ -408,10 +415,10 @@ def make_mirror_plan(
     >>> info = {}
     >>> planned = memonger.make_mirror_plan(net, 576, info, data=(32, 3, 224, 224))
     """
-    request = read_request(
+    network = read_unplanned(
         sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx, until=until, devices=devices
     )
-    facts = Facts(request, Options(rules=rules))
+    facts = Facts(network, Limits(rules=rules))
     refuse_marks(facts)
     original = chen2016.mirror_plan(
         facts.graph, facts.hints, check_count("threshold", threshold, 0)
@@ -422,12 +429,12 @@ def make_mirror_plan(
     bare[facts.kept] = False
     if not rules:
         log.warning(BARE)
-        return marks.write(request.symbol, bare)
+        return marks.write(network.symbol, bare)
     applied_rules = facts.rules
     mask = applied_rules.apply(bare)
     cost, ruled_cost = (applied_rules.plan_memory(m).pool_bytes // MB for m in (bare, mask))
     log.info("cost=%d MiB before the rules, %d MiB with them", cost, ruled_cost)
-    return marks.write(request.symbol, mask, applied_rules.native(mask))
+    return marks.write(network.symbol, mask, applied_rules.native(mask))
 
 
 def get_cost(
@@ -464,8 +471,8 @@ def get_cost(
     >>> memonger.get_cost(net, data=(32, 3, 224, 224))
     14332
     """
-    request = read_call(sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx)
-    return measured(request).counted_bytes // MB
+    network = read_network(sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx)
+    return measured(network).counted_bytes // MB
 
 
 def pool_bytes(
@@ -500,7 +507,7 @@ def pool_bytes(
     --------
     >>> memonger.pool_bytes(net, type_dict={'data': 'float16'}, data=(32, 3, 224, 224))
     """
-    memory = measured(read_call(sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx))
+    memory = measured(read_network(sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx))
     if not memory.exact:
         why = memory.why_inexact
         raise MemongerError(

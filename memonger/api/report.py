@@ -23,9 +23,9 @@ from memonger.api.groups import Member, find_groups
 from memonger.api.notebook import Page
 from memonger.costs.time.roofline import Times
 from memonger.costs.time.times import find_times
+from memonger.solve.limits import OPTIONS, Budget, flag_of, read_budget
 from memonger.solve.memory import Memory, count_state_bytes
-from memonger.solve.options import OPTIONS, Budget, flag_of, read_budget
-from memonger.solve.request import Request, read_structure
+from memonger.solve.network import Network, read_structure
 from memonger.solve.timeline import NONE, find_rows, list_alive, list_operators
 from memonger.support import files
 from memonger.support.errors import MemongerError
@@ -249,7 +249,7 @@ def data_of(shown: Shown) -> dict[str, Json]:
     }
 
 
-def _inputs(request: Request) -> list[str]:
+def _inputs(request: Network) -> list[str]:
     """List the inputs that get no gradient, or all if none is told; the first of many."""
     shapes, trained = request.spec.shapes, {k for k, v in request.grad_req.items() if v != "null"}
     trained.update(request.symbol.list_auxiliary_states())

@@ -21,7 +21,7 @@ from memonger.gluon.runner import Runner, free_unused
 from memonger.graph.inputs import check_device
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.schedules.execution.arena import address
-from memonger.solve.options import Budget
+from memonger.solve.limits import Budget
 from memonger.support.errors import (
     BudgetError,
     MemongerError,

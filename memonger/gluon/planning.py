@@ -15,7 +15,13 @@ from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.gluon.sparse import planned_op
 from memonger.schedules.execution.arena import address
-from memonger.solve.options import OF_FIRST_CALL, read_options, split_options
+from memonger.solve.limits import (
+    NAMES,
+    OF_FIRST_CALL,
+    check_keywords,
+    read_limits,
+    split_options,
+)
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.types import Block, GluonOptions, Keywords, NDArray, Unpack
@@ -183,15 +189,15 @@ def _check_block(net: object) -> Block:
 
 def _read_options(net: Block, keywords: Keywords) -> PlannedBlock:
     """Check the keywords of `plan`."""
-    of_network, how, inputs = split_options("memonger.gluon.plan", keywords, _FLAGS)
-    for name in inputs:
+    check_keywords("memonger.gluon.plan", keywords, _FLAGS)
+    for name in keywords.keys() - {*NAMES}:  # shapes of inputs
         raise MemongerError(f"memonger.gluon.plan takes no {name}=; {OF_FIRST_CALL}")
-    options = {**how, **of_network}
+    options = dict(keywords)
     for name in ("keep", "recompute"):
         if options.get(name) is not None:
             options[name] = _read_scopes(options[name])
-    checked = read_options(ctx=options.get("ctx"), **how)
-    return PlannedBlock(net.name, options, checked.budget)
+    limits = read_limits(ctx=options.get("ctx"), **split_options(keywords)[1])
+    return PlannedBlock(net.name, options, limits.budget)
 
 
 def _read_scopes(selector: object) -> list[object]:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from memonger.api.plan import Plan, restore_plan
 from memonger.costs.time.measured import describe_device
-from memonger.solve.options import Options
-from memonger.solve.request import Request, fingerprint
+from memonger.solve.limits import Limits
+from memonger.solve.network import Network, fingerprint
 from memonger.support import cache
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
@@ -31,14 +31,14 @@ MAX_BYTES = 2**28  # of all plans; those that were not used for longest go
 PRIVATE = 0o700  # the mode of a new folder
 
 
-def file_of(request: Request, options: Options) -> Path | None:
+def file_of(network: Network, limits: Limits) -> Path | None:
     """Name the file of a plan; None for a user without a home."""
     folder = cache.folder()
     if folder is None:
         return None
-    timed_on = request.find_timing_device(options.gpu, options.measure)
+    timed_on = network.find_timing_device(limits.gpu, limits.measure)
     parts = [
-        fingerprint(request, options),
+        fingerprint(network, limits),
         timed_on.sheet,
         timed_on.ctx and describe_device(timed_on.ctx),
         _installed(),
@@ -58,11 +58,11 @@ def _installed() -> list[Json]:
     return [mx.__version__, enabled, digest.hexdigest()]
 
 
-def read(file: Path, request: Request) -> Plan | None:
-    """Read the plan of a request, if it is kept; warn where the file has another network's."""
+def read(file: Path, network: Network) -> Plan | None:
+    """Read the plan of a network, if it is kept; warn where the file has another network's."""
     try:
         _check_owned(file.parent)
-        plan = restore_plan(file, request)
+        plan = restore_plan(file, network)
     except (OSError, MemongerError):
         return None
     if plan is None:

@@ -23,7 +23,7 @@ from types import ModuleType, TracebackType
 from typing import Callable, Sequence
 
 import memonger
-from memonger.solve.options import Options, read_options, split_options
+from memonger.solve.limits import Limits, check_keywords, read_limits, split_options
 from memonger.support import files
 from memonger.support.errors import BudgetError, MemongerError
 from memonger.support.mxnet import when_imported
@@ -102,10 +102,10 @@ def prepare(
 OF_SESSION = ("report", "check", "or_plain", "cache")
 
 
-def check_options(keywords: Keywords) -> Options:
+def check_options(keywords: Keywords) -> Limits:
     """Check the options of ``memonger.enable``, as far as that needs no MXNet."""
-    _, how, _ = split_options("enable", keywords, OF_SESSION, has_shapes=False)
-    return read_options(**how)
+    check_keywords("enable", keywords, OF_SESSION, has_shapes=False)
+    return read_limits(**split_options(keywords)[1])
 
 
 def _read_module(name: str) -> Callable[[], object]:

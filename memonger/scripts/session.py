@@ -23,7 +23,7 @@ from memonger.gluon.cached_op import PlannedBlock
 from memonger.gluon.counting import count_bytes
 from memonger.gluon.planning import plan_others
 from memonger.graph.forward import no_collection
-from memonger.graph.inputs import check_device
+from memonger.graph.inputs import check_device, read_devices
 from memonger.graph.marks import clear, is_marked, is_planned
 from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.schedules.execution.executor import ScheduledExecutor
@@ -32,15 +32,22 @@ from memonger.scripts.binds import plan_binds
 from memonger.scripts.optimizers import find_of_block, find_of_fit
 from memonger.scripts.run import check_options
 from memonger.solve.choose import solve
-from memonger.solve.memory import measure
-from memonger.solve.options import (
+from memonger.solve.limits import (
     Budget,
     Lent,
-    Options,
+    Limits,
     bound_gpu,
     measure_state_per_element,
+    read_limits,
+    split_options,
 )
-from memonger.solve.request import Request, read_arguments, read_call, read_mxnet_variables
+from memonger.solve.memory import measure
+from memonger.solve.network import (
+    Network,
+    read_mxnet_variables,
+    read_network,
+    read_unplanned,
+)
 from memonger.support.allocator import trim_heap
 from memonger.support.cache import Latest
 from memonger.support.errors import MB, BudgetError, MemongerError, UnmatchedError, format_size
@@ -203,7 +210,8 @@ class Session:
 
     def _bound(self, ctx: object, find_optimizer: Callable[[], object]) -> Keywords:
         """Return the options, with what a budget of a device counts of the script's optimizer."""
-        options = bound_gpu(self._options, ctx)
+        budget, of = (self._options.get(name) for name in ("budget", "budget_of"))
+        options = {**self._options, "budget_of": bound_gpu(budget, of, ctx)}
         if "device" not in (options.get("budget"), options.get("budget_of")):
             return options
         optimizer = options.get("optimizer") or find_optimizer()
@@ -225,7 +233,7 @@ class Session:
             self._log_once(logging.INFO, symbol, "is left as it is: already planned")
             return None
         if is_marked(symbol):
-            requests = (read_call(net, ctx=ctx, **bind) for net in (symbol, clear(symbol)))
+            requests = (read_network(net, ctx=ctx, **bind) for net in (symbol, clear(symbol)))
             with_marks, without = (measure(request).pool_bytes for request in requests)
             if with_marks < without:
                 text = (
@@ -278,9 +286,10 @@ class Session:
         # while another one trains with their parameters.
         with no_collection(), self._announced(network):
             try:
-                request, options = read_arguments("plan", net, shapes, keywords)
-                options = replace(options, lent=lent, leave_below=self._leave_below)
-                plan = self._kept_or_new(request, options)
+                of_network, how = split_options(keywords)
+                limits = read_limits(**{**how, "ctx": read_devices(keywords["ctx"])})
+                limits = replace(limits, lent=lent, leave_below=self._leave_below)
+                plan = self._kept_or_new(read_unplanned(net, shapes, **of_network), limits)
                 plan = replace(plan, of_block=place == GLUON)
             except BudgetError as error:
                 if not self._or_plain:
@@ -296,7 +305,7 @@ class Session:
             self._compare(name, net, plan)
         self._found.put(key, plan)
         self.plans.append(plan)
-        self._networks[plan] = name, options.budget
+        self._networks[plan] = name, limits.budget
         self._seconds += seconds
         kinds = {re.split(r"[\d']", warning)[0] for warning in plan.warnings}
         if len(self.plans) <= TOLD or not kinds <= self._kinds:
@@ -321,13 +330,13 @@ class Session:
             timer.cancel()
 
     @trim_heap()
-    def _kept_or_new(self, request: Request, options: Options) -> Plan:
-        file = plan_cache.file_of(request, options) if self._cache else None
+    def _kept_or_new(self, network: Network, limits: Limits) -> Plan:
+        file = plan_cache.file_of(network, limits) if self._cache else None
         if self._cache and file is None:
             self._tell_unkept("this user has no home folder")
-        plan = plan_cache.read(file, request) if file is not None else None
+        plan = plan_cache.read(file, network) if file is not None else None
         if plan is None:
-            plan = replace(make_plan(solve(request, options)))  # a copy, without its large replay
+            plan = replace(make_plan(solve(network, limits)))  # a copy, without its large replay
             if file is not None and not plan.interrupted:
                 self._keep(file, plan)
         return plan

@@ -20,8 +20,8 @@ from memonger.planners.marks.identities import drop_unused_identities
 from memonger.planners.marks.smallest import NO_PLAN, price_plan, smallest
 from memonger.schedules.expand import find_unwritten_biases
 from memonger.solve.facts import Facts, remembered
+from memonger.solve.limits import ORIGINAL
 from memonger.solve.memory import Memory, confirm, predict_marks
-from memonger.solve.options import ORIGINAL
 from memonger.support.errors import MB, MemongerError
 from memonger.support.parallel import progress_bar
 from memonger.support.types import Bools, Symbol

@@ -27,9 +27,9 @@ from memonger.schedules.layouts import LayoutMismatch
 from memonger.solve import by_marks, by_schedules
 from memonger.solve.describe import describe_too_little, explain_little, format_bytes
 from memonger.solve.facts import SMALL_PATIENCE, Facts
+from memonger.solve.limits import AUTO, MARKS, ORIGINAL, SCHEDULE, Lent, Limits
 from memonger.solve.memory import Memory
-from memonger.solve.options import AUTO, MARKS, ORIGINAL, SCHEDULE, Lent, Options
-from memonger.solve.request import Request
+from memonger.solve.network import Network
 from memonger.solve.selection import Selection
 from memonger.support.errors import MB, BudgetError, MemongerError, format_size
 from memonger.support.types import Symbol
@@ -73,8 +73,8 @@ class Solution:
 
 
 @no_collection()
-def solve(request: Request, options: Options) -> Solution:
-    """Search for the plan that the options ask for, and confirm it.
+def solve(network: Network, limits: Limits) -> Solution:
+    """Search for the plan that the limits ask for, and confirm it.
 
     That is the plan of least memory, the fastest within a budget, the smallest within a limit of
     time, or without any of these limits a plan that is worth its time (`_judge`).
@@ -84,8 +84,8 @@ def solve(request: Request, options: Options) -> Solution:
     BudgetError
         If no plan that was found is within the limits.
     """
-    is_free = options.is_free
-    facts = Facts(request, replace(options, work=ONE_MORE_PASS) if is_free else options)
+    is_free = limits.is_free
+    facts = Facts(network, replace(limits, work=ONE_MORE_PASS) if is_free else limits)
     ways, refusal = list_ways(facts)
     left = solution = _leave(facts, ways[0])
     for way in ways if left is None else ():
@@ -101,9 +101,9 @@ def solve(request: Request, options: Options) -> Solution:
         solution = _judge(solution)
     if refusal is not None:
         solution = replace(solution, warnings=(explain_marks(refusal), *solution.warnings))
-    if left is not None or options.lent is not None or options.bounds_plans:
+    if left is not None or limits.lent is not None or limits.bounds_plans:
         return solution
-    return _keep_own_marks(_or_marks(solution) if is_free else solution, options)
+    return _keep_own_marks(_or_marks(solution) if is_free else solution, limits)
 
 
 def _leave(facts: Facts, way: str) -> Solution | None:
@@ -383,14 +383,14 @@ def _or_marks(solution: Solution) -> Solution:
     return replace(marked, warnings=(why, *marked.warnings))
 
 
-def _keep_own_marks(solution: Solution, options: Options) -> Solution:
+def _keep_own_marks(solution: Solution, limits: Limits) -> Solution:
     """Return the user's own marks in place of a solution that takes more memory."""
     network = solution.facts.network
-    if solution.interrupted or options.planner == ORIGINAL:
+    if solution.interrupted or limits.planner == ORIGINAL:
         return solution
     if not marks.read_own_mask(solution.facts.graph).any():
         return solution
-    facts = Facts(replace(network, recompute=Selection()), options)
+    facts = Facts(replace(network, recompute=Selection()), limits)
     try:
         by_marks.refuse_marks(facts)
     except MemongerError:  # marks would give other gradients

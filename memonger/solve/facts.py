@@ -32,9 +32,9 @@ from memonger.planners.marks.smallest import NO_PLAN
 from memonger.schedules.expand import make_parts
 from memonger.schedules.schedule import Workload, workload
 from memonger.schedules.training_step import Parts
+from memonger.solve.limits import AUTO, Limits
 from memonger.solve.memory import Memory, confirm, count_state_bytes, find_wanted, predict_marks
-from memonger.solve.options import AUTO, Options
-from memonger.solve.request import Request, fingerprint
+from memonger.solve.network import Network, fingerprint
 from memonger.support.cache import Latest
 from memonger.support.errors import MB, format_size
 
@@ -52,9 +52,9 @@ class Facts:
 
     Parameters
     ----------
-    network : Request
+    network : Network
         The network.
-    limits : Options
+    limits : Limits
         How it is planned: the GPU or the measurement of times, the rules and the patience.
 
     Raises
@@ -63,7 +63,7 @@ class Facts:
         If no plan can hold the network.
     """
 
-    def __init__(self, network: Request, limits: Options) -> None:
+    def __init__(self, network: Network, limits: Limits) -> None:
         self.network = network
         self.timed_on = network.find_timing_device(limits.gpu, limits.measure)
         predicted = self.timed_on.sheet in GPUS and not limits.measure

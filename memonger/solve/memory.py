@@ -21,8 +21,8 @@ from memonger.graph.training import TrainingGraph, training_graph
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.expand import step_for
 from memonger.schedules.training_step import Placed, TrainingStep
-from memonger.solve.options import Budget
-from memonger.solve.request import Request
+from memonger.solve.limits import Budget
+from memonger.solve.network import Network
 from memonger.support.allocator import trim_heap
 from memonger.support.errors import MB
 from memonger.support.types import Bools, Int64s, Symbol
@@ -180,29 +180,29 @@ def predict_step(step: TrainingStep, held: Held = NOTHING) -> Memory:
     return Memory(placed, placed.pool_bytes // MB, (), held)
 
 
-def predict(request: Request) -> Memory:
+def predict(network: Network) -> Memory:
     """Predict the memory of a network with the marks or the schedule that it carries."""
-    symbol, grad_req = request.symbol, request.grad_req
-    graph = forward_graph(symbol, request.spec)
+    symbol, grad_req = network.symbol, network.grad_req
+    graph = forward_graph(symbol, network.spec)
     if isinstance(symbol, ScheduledSymbol) and symbol.schedule is not None:
-        mkldnn = request.device_type != GPU and has_mkldnn(request.device)
+        mkldnn = network.device_type != GPU and has_mkldnn(network.device)
         return predict_step(step_for(graph, symbol.schedule, grad_req, mkldnn))
     training = training_graph(graph, find_wanted(graph, grad_req))
     return predict_marks(training, marks.read_mask(graph))
 
 
-def measure(request: Request) -> Memory:
+def measure(network: Network) -> Memory:
     """Predict the memory of a network as `predict` does, and confirm it by a bind."""
-    return confirm(predict(request), request.symbol, request)
+    return confirm(predict(network), network.symbol, network)
 
 
-def confirm(memory: Memory, symbol: Symbol, request: Request) -> Memory:
+def confirm(memory: Memory, symbol: Symbol, network: Network) -> Memory:
     """Bind a symbol whose memory was predicted, and return the memory with MXNet's own total."""
     if isinstance(memory.replay, Placed):  # MXNet does not plan an arena
         return memory
     wanted = memory.training.wanted
     with trim_heap():
-        executor = bind(symbol, memory.graph, request.device, wanted, request.grad_req)
+        executor = bind(symbol, memory.graph, network.device, wanted, network.grad_req)
         total = read_planned_mb(executor)
     return replace(memory, bound=total)
 
@@ -212,9 +212,9 @@ def find_wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, 
     return tuple(a for a in graph.arguments if grad_req[graph.nodes[a].name] != "null")
 
 
-def count_state_bytes(budget: Budget, graph: ForwardGraph, request: Request) -> int:
+def count_state_bytes(budget: Budget, graph: ForwardGraph, network: Network) -> int:
     """Count the bytes of the optimizer's state, which a budget of the device includes."""
-    wanted, inputs = find_wanted(graph, request.grad_req), request.spec.shapes
+    wanted, inputs = find_wanted(graph, network.grad_req), network.spec.shapes
     # Gluon and ``bind`` give the shapes of parameters too.
     learned = [a for a in wanted if graph.nodes[a].name not in inputs] or wanted
     return round(budget.state * sum(graph.tensors[a][0].elements for a in learned))

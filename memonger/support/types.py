@@ -31,30 +31,18 @@ if TYPE_CHECKING:
     Floats = Array[np.float32]
     Doubles = Array[np.float64]
 
-    class SearchOptions(TypedDict, total=False):
-        """Options of `memonger.plan` that say how to plan, of calls that take them as keywords."""
-
-        how: Optional[str]
-        measure: bool
-        gpu: Optional[str]
-        patience: Optional[float]
-        budget_of: Optional[str]
-        optimizer: object
-
-    class BatchOptions(SearchOptions, total=False):
-        """Options of `memonger.largest_batch`."""
-
-        type_dict: Types
-        grad_req: object
-        ctx: object
-        ntrial: int
-
-    class EnableOptions(SearchOptions, total=False):
+    class EnableOptions(TypedDict, total=False):
         """Options of `memonger.enable`."""
 
+        how: Optional[str]
         work: Optional[float]
         budget: object
         slower_than: Optional[float]
+        budget_of: Optional[str]
+        optimizer: object
+        measure: bool
+        gpu: Optional[str]
+        patience: Optional[float]
         keep: object
         recompute: object
 

@@ -12,15 +12,15 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.solve.options import (
+from memonger.solve.limits import (
     NAMES,
     ROOM,
     Budget,
-    Options,
+    Limits,
     bound_gpu,
     measure_state_per_element,
     read_budget,
-    read_options,
+    read_limits,
 )
 from mxnet.contrib import amp
 
@@ -220,7 +220,7 @@ def test_the_table_of_options_has_all_of_them_with_their_defaults() -> None:
     given = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     assert {*given} == {*NAMES}
     assert given.pop("how") is None  # 'marks' where an option needs them, or 'auto'
-    options = vars(Options())
+    options = vars(Limits())
     assert {k: v for k, v in given.items() if k in options} == {
         k: v for k, v in options.items() if k in given
     }
@@ -412,10 +412,10 @@ def test_a_budget_of_the_device_is_what_is_free_on_it(monkeypatch: pytest.Monkey
 def test_a_budget_in_bytes_bounds_the_device_where_it_is_a_gpu() -> None:
     """Of a call that bounds it by default: room for CUDA and cuDNN is taken off, and said."""
     for ctx, of, room in (("any", "pool", 0), (mx.cpu(), "pool", 0), ("gpu", "device", ROOM)):
-        options = read_options(ctx=ctx, **bound_gpu({"budget": "8GB"}, ctx))
+        options = read_limits(ctx=ctx, budget="8GB", budget_of=bound_gpu("8GB", None, ctx))
         assert options.budget == Budget(8e9, False, of, 0.0, room)
         assert options.budget.limit() == 8 * 10**9 - room
         assert ("1024.0 MiB of a GPU are left to CUDA" in options.budget.beside) == bool(room)
-    for kept in ({"budget": "60%"}, {"budget": "knee"}, {"budget": 0.5}, {"budget_of": "pool"}, {}):
-        keywords = {"budget": "8GB", **kept} if "budget_of" in kept else kept
-        assert bound_gpu(keywords, "gpu") == keywords
+    for budget in ("60%", "knee", 0.5, None):
+        assert bound_gpu(budget, None, "gpu") is None
+    assert bound_gpu("8GB", "pool", "gpu") == "pool"

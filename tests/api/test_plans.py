@@ -20,8 +20,8 @@ from memonger.planners.candidates import Candidate, MarkPlan, SearchResult
 from memonger.solve.choose import choose, search
 from memonger.solve.facts import Facts
 from memonger.solve.memory import confirm
-from memonger.solve.options import Options
-from memonger.solve.request import read_request
+from memonger.solve.limits import Limits
+from memonger.solve.network import read_unplanned
 from memonger.support.errors import format_size
 
 import networks
@@ -90,8 +90,8 @@ def test_a_small_network_is_planned_with_little_effort(
     assert short.recomputed == small.recomputed and short.pool_bytes == small.pool_bytes
     for batch, patience, expected in ((8000, None, 1.0), (8000, 0.2, 0.2), (512, 2.0, 2.0)):
         symbol, shapes = networks.chain(16, hidden=64, batch=batch)
-        request = read_request(symbol, shapes)
-        assert Facts(request, Options(how=how, patience=patience)).patience == expected
+        request = read_unplanned(symbol, shapes)
+        assert Facts(request, Limits(how=how, patience=patience)).patience == expected
     assert caplog.text.count("planning with patience") == 1
 
 
@@ -235,7 +235,7 @@ def test_a_mark_never_reaches_a_custom_operator() -> None:
 
 def test_a_plan_that_saves_less_than_its_search_believes_is_not_taken() -> None:
     """A layer that is recomputed for nothing, and that a search believes to cost nothing."""
-    facts = Facts(read_request(net(), SHAPES), Options(how="marks"))
+    facts = Facts(read_unplanned(net(), SHAPES), Limits(how="marks"))
     mask = np.array([node.name == "tanh7" for node in facts.graph.nodes])
     believed = Candidate(MarkPlan(mask), 0, 0.0, "a belief")
     solution = choose(facts, "marks", SearchResult([believed], False))
@@ -252,7 +252,7 @@ def test_a_wrong_prediction_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) ->
         return dataclasses.replace(memory, bound=memory.bound + 1)
 
     monkeypatch.setattr("memonger.solve.by_marks.confirm", bind)
-    facts = Facts(read_request(net(), SHAPES), Options(how="marks"))
+    facts = Facts(read_unplanned(net(), SHAPES), Limits(how="marks"))
     solution = choose(facts, "marks", search(facts, "marks"))
     plan, said = make_plan(solution), "; ".join(solution.warnings)
     assert not plan.exact and plan.recomputed and "was predicted as" in said
@@ -429,7 +429,7 @@ def test_devices_split_the_batch_where_the_layout_has_it() -> None:
     Desc = mx.io.DataDesc
     shapes = [Desc("data", (6, 8, 4), layout="TNC"), Desc("shift", (1, 1, 4), layout="TC")]
     symbol = S.MakeLoss(S.broadcast_add(S.Variable("data"), S.Variable("shift")))
-    request = read_request(symbol, shapes, devices=4)
+    request = read_unplanned(symbol, shapes, devices=4)
     assert request.spec.shapes == {"data": (6, 2, 4), "shift": (1, 1, 4)}
 
 

@@ -20,7 +20,7 @@ from memonger.costs.time.cpu import NOMINAL_CPU
 from memonger.costs.time.times import TimedDevice, find_times
 from memonger.graph.inputs import InputSpec
 from memonger.solve.memory import predict
-from memonger.solve.request import Request
+from memonger.solve.network import Network
 from memonger.solve.timeline import list_alive, list_operators
 
 import networks
@@ -106,7 +106,7 @@ def test_tensors_are_counted_as_the_command_counts_them(how: str, tmp_path: Path
 def test_merged_steps_of_a_large_network_are_exact() -> None:
     symbol, shapes = networks.lstm(2, 12, 4, 8, labels=16)
     requests = dict.fromkeys(symbol.list_arguments(), "write")
-    memory = predict(Request(symbol, InputSpec(shapes, {}), requests, "any"))
+    memory = predict(Network(symbol, InputSpec(shapes, {}), requests, "any"))
     times = find_times(memory.training, TimedDevice(NOMINAL_CPU))
     operators = list_operators(memory, times)
     whole = list_alive(memory, operators, {}, 10**6)

@@ -17,7 +17,7 @@ from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.layouts import LayoutMismatch
 from memonger.schedules.schedule import Schedule
 from memonger.solve.choose import choose_smallest
-from memonger.solve.options import Options
+from memonger.solve.limits import Limits
 from memonger.support.errors import BudgetError
 
 import networks
@@ -160,7 +160,7 @@ def test_the_smallest_is_chosen_by_what_is_taken_and_not_by_what_is_alive(
         return SimpleNamespace(pool_bytes=taken[plan.pool_bytes], recomputed_flops=0.0)
 
     monkeypatch.setattr("memonger.solve.choose.predict_memory", predict_memory)
-    facts: Any = SimpleNamespace(limits=Options())
+    facts: Any = SimpleNamespace(limits=Limits())
     nothing = Schedule.of([])
     plans = [Candidate(nothing, nbytes, 0.0, "") for nbytes in sorted(taken, reverse=True)]
     plan, memory = choose_smallest(facts, plans)

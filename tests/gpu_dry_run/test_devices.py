@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.costs.bind import read_planned_mb
-from memonger.solve.options import ROOM
+from memonger.solve.limits import ROOM
 
 import networks
 from networks.mixed import KINDS

@@ -299,7 +299,7 @@ def test_a_network_that_cannot_be_planned_is_bound_as_without(capfd: Any) -> Non
     ("way", "place"),
     [
         ("Module", "scripts.session.solve"),
-        ("bind", "scripts.session.read_arguments"),
+        ("bind", "scripts.session.read_unplanned"),
         ("Gluon", "scripts.session.solve"),
         ("Gluon", "gluon.cached_op.with_copied_outputs"),
         ("Gluon", "gluon.sparse.split"),

@@ -111,11 +111,11 @@ def test_the_command_is_of_this_package_whatever_the_path_says(tmp_path: Path) -
 NAMES = """
 import mxnet as mx
 from memonger.scripts.plan_cache import file_of
-from memonger.solve.options import Options
-from memonger.solve.request import read_request
+from memonger.solve.limits import Limits
+from memonger.solve.network import read_unplanned
 
 network = mx.sym.MakeLoss(mx.sym.Variable("x") * 2)
-print(file_of(read_request(network, {"x": (2,)}), Options()))
+print(file_of(read_unplanned(network, {"x": (2,)}), Limits()))
 """
 
 

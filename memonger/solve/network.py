@@ -17,13 +17,13 @@ from memonger.costs.time.times import TimedDevice
 from memonger.graph import inputs, marks
 from memonger.graph.forward import AFTERWARDS, no_collection
 from memonger.graph.operators.recompute import ANY, CPU, GPU, targets_of
-from memonger.solve.options import Options, read_options, split_options
+from memonger.solve.limits import Limits
 from memonger.solve.selection import Selection, read_operators, select
 from memonger.support.checks import did_you_mean
 from memonger.support.errors import MemongerError, UnmatchedError
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import read
-from memonger.support.types import Context, Json, Keywords, Symbol
+from memonger.support.types import Context, Json, Symbol
 
 log = logging.getLogger("memonger")
 
@@ -32,7 +32,7 @@ READ_BY_BIND = {"__shape__", "__dtype__", "__storage_type__", "__ctx_group__", A
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class Network:
     """A network to be planned, its inputs and its devices."""
 
     symbol: Symbol  # without marks, and without the nodes of an earlier plan
@@ -90,7 +90,7 @@ class Request:
         return {ANY: "any device", GPU: "any GPU"}.get(self.ctx, str(self.ctx))
 
 
-def read_call(
+def read_network(
     net: object,
     shapes: object = None,
     input_shapes: Mapping[str, object] | None = None,
@@ -99,25 +99,16 @@ def read_call(
     *,
     ctx: object = None,
     devices: int = 1,
-) -> Request:
+) -> Network:
     """Check the network of a call, with its marks; arguments are those of ``memonger.plan``."""
     names = [*dict(inputs.read_pairs(shapes, {}, {})), *(input_shapes or {})]
     symbol, place = inputs.check_symbol(inputs.trace(net, names)), inputs.read_devices(ctx)
     spec = inputs.read_shapes(symbol, shapes, input_shapes or {}, type_dict, devices)
-    return Request(symbol, spec, inputs.read_grad_req(symbol.list_arguments(), grad_req), place)
-
-
-def read_arguments(
-    call: str, net: object, shapes: object, keywords: Keywords
-) -> tuple[Request, Options]:
-    """Check the arguments of a call that plans; ``keywords`` are those of ``memonger.plan``."""
-    of_network, how, input_shapes = split_options(call, keywords)
-    options = read_options(ctx=inputs.read_devices(of_network.get("ctx")), **how)
-    return read_request(net, shapes, input_shapes, **of_network), options
+    return Network(symbol, spec, inputs.read_grad_req(symbol.list_arguments(), grad_req), place)
 
 
 @no_collection()
-def read_request(
+def read_unplanned(
     net: object,
     shapes: object = None,
     input_shapes: Mapping[str, object] | None = None,
@@ -129,7 +120,7 @@ def read_request(
     keep: object = None,
     recompute: object = None,
     devices: int = 1,
-) -> Request:
+) -> Network:
     """Check the network to plan, without its marks, and the operators that the call names."""
     mirroring = os.environ.get("MXNET_BACKWARD_DO_MIRROR", "0")
     if mirroring not in ("", "0"):
@@ -137,14 +128,15 @@ def read_request(
             f"MXNET_BACKWARD_DO_MIRROR={mirroring!r} makes MXNet recompute nearly every operator, "
             "whatever the plan, and BatchNorm statistics may stop moving; unset it"
         )
-    request = read_call(net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, devices=devices)
-    symbol = inputs.drop_old_types(request.symbol, request.spec)
+    network = read_network(net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, devices=devices)
+    symbol = inputs.drop_old_types(network.symbol, network.spec)
     symbol = marks.clear(marks.remove_plan(symbol))
     layer = None if until in (None, "") else _find_layer(symbol, until)
-    request = replace(request, symbol=symbol, until=layer)
-    operators = read_operators(symbol, request.spec, keep, recompute)
+    operators = read_operators(symbol, network.spec, keep, recompute)
     return replace(
-        request,
+        network,
+        symbol=symbol,
+        until=layer,
         keep=select("keep", keep, operators),
         recompute=select("recompute", recompute, operators),
     )
@@ -210,19 +202,19 @@ def read_mxnet_variables() -> dict[str, str]:
         return {k: v for k, v in os.environ.items() if v and k.startswith(("MXNET_", "NNVM_"))}
 
 
-def fingerprint(request: Request, options: Options) -> str:
+def fingerprint(network: Network, limits: Limits) -> str:
     """Return a hash of everything that a plan depends on, as the key of a cached plan.
 
     Names are not part of it: Gluon and ``NameManager`` count them on, so that the same network,
     made anew, has other ones. Inputs are known by their positions.
     """
-    structure, variables = read_structure(request.symbol), read_mxnet_variables()
-    spec = request.spec
+    structure, variables = read_structure(network.symbol), read_mxnet_variables()
+    spec = network.spec
     for node in structure["nodes"]:
         if node["op"] == "null":
             name = node.pop("name")
-            asked = request.grad_req.get(name)
+            asked = network.grad_req.get(name)
             node["given"] = spec.shapes.get(name), spec.types.get(name), asked
-    chosen = request.until, request.keep.nodes, request.recompute.nodes
-    parts = structure, variables, str(request.ctx), chosen, astuple(options)
+    chosen = network.until, network.keep.nodes, network.recompute.nodes
+    parts = structure, variables, str(network.ctx), chosen, astuple(limits)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

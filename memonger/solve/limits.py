@@ -1,4 +1,4 @@
-"""Check the options of a plan that say how to plan: the kind of plan, the search and the limits.
+"""Check the options of a plan that say how to plan: the limits, the kind of plan and the search.
 
 MXNet takes seconds to import, and reads environment variables then that a script may still set. So
 it is imported only where a budget depends on a device or an optimizer.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numbers
 import re
-from dataclasses import dataclass, replace
-from typing import Any, Iterable
+from dataclasses import dataclass
+from typing import Iterable
 
 from memonger.costs.time.gpus import GPUS, USUAL
 from memonger.support.checks import check_count, check_number, did_you_mean
@@ -19,8 +19,7 @@ from memonger.support.types import Keywords, NDArray
 
 SCHEDULE, MARKS, AUTO = "schedule", "marks", "auto"
 STRATEGIES = (SCHEDULE, MARKS, AUTO)
-ORIGINAL = "chen2016"
-PLANNERS = ("smallest", ORIGINAL)
+SMALLEST, ORIGINAL = PLANNERS = "smallest", "chen2016"
 KNEE = "knee"
 
 OF_FIRST_CALL = "the plan is made at the first call under autograd.record(), for its inputs"
@@ -101,10 +100,10 @@ def variable_of(name: str) -> str:
     return f"MEMONGER_{name.upper()}"
 
 
-def split_options(
+def check_keywords(
     call: str, keywords: Keywords, others: Iterable[str] = (), has_shapes: bool = True
-) -> tuple[Keywords, Keywords, Keywords]:
-    """Split keywords into options of the network, options of the planning, and shapes of inputs.
+) -> None:
+    """Check the names of keywords: options of ``memonger.plan``, or shapes of inputs.
 
     Parameters
     ----------
@@ -135,22 +134,24 @@ def split_options(
             otherwise = shape if has_shapes else "leave it out"
             hint = did_you_mean(name, names, otherwise)
             raise MemongerError(f"{call}: unknown option {name!r}{hint}")
-    of_network = {k: v for k, v in keywords.items() if k in OF_NETWORK}
-    input_shapes = {k: v for k, v in keywords.items() if k not in NAMES}
-    others = {*of_network, *input_shapes}
-    return of_network, {k: v for k, v in keywords.items() if k not in others}, input_shapes
+
+
+def split_options(options: Keywords) -> tuple[Keywords, Keywords]:
+    """Split options into those of `network.read_unplanned` and those of `read_limits`."""
+    of_network = {name: value for name, value in options.items() if name in OF_NETWORK}
+    return of_network, {name: v for name, v in options.items() if name not in OF_NETWORK}
 
 
 @dataclass(frozen=True)
-class Options:
-    """How to plan a network: keywords of ``memonger.plan``, checked."""
+class Limits:
+    """What a plan may take, and how it is searched for: keywords of ``memonger.plan``, checked."""
 
     how: str = AUTO
     work: float | None = None
     budget: Budget | None = None
     knee: bool = False  # budget='knee': the knee of the Pareto front of memory and time
     slower_than: float | None = None  # the most time of a step, in steps without a plan
-    planner: str = "smallest"
+    planner: str = SMALLEST
     ntrial: int = 6
     rules: bool = True
     measure: bool = False
@@ -170,41 +171,47 @@ class Options:
         return self.how == AUTO and self.work is None and not self.bounds_plans
 
 
-def read_options(  # type: ignore[misc]  # the other keywords are those of Options
+def read_limits(
     *,
+    how: str | None = None,
+    work: float | None = None,
     budget: object = None,
+    slower_than: float | None = None,
     budget_of: str | None = None,
     optimizer: object = None,
+    measure: bool = False,
+    gpu: str | None = None,
+    patience: float | None = None,
+    planner: str = SMALLEST,
+    ntrial: int = 6,
+    rules: bool = True,
     ctx: object = None,
-    **keywords: Any,
-) -> Options:
-    """Check the keywords of ``memonger.plan`` that say how to plan, and return them as Options."""
-    options = Options(**keywords)
-    planner, patience = options.planner, options.patience
-    if keywords.get("how") is None:  # some options exist for marks only
-        by_default = AUTO if planner == "smallest" and options.rules else "marks"
-        options = replace(options, how=by_default)
-    how = options.how
-    gpu = USUAL if options.gpu is None else options.gpu
+) -> Limits:
+    """Check the options of ``memonger.plan`` that say how to plan.
+
+    ``ctx`` is the device of which a budget is a part, as `inputs.read_devices` returns it.
+    """
+    if how is None:  # some options exist for marks only
+        how = AUTO if planner == SMALLEST and rules else MARKS
     choices = (
         ("how", how, STRATEGIES),
         ("planner", planner, PLANNERS),
-        ("gpu", gpu, GPUS),
+        ("gpu", USUAL if gpu is None else gpu, GPUS),
     )
     for option, value, names in choices:
         if not isinstance(value, str) or value not in names:
             forms = ", ".join(map(repr, names))
             raise MemongerError(f"{option}={value!r} is unknown; give one of {forms}")
-    limits_time = check_number("slower_than", options.slower_than)
-    if limits_time is not None and not limits_time >= 1:
+    slower_than = check_number("slower_than", slower_than)
+    if slower_than is not None and not slower_than >= 1:
         raise MemongerError(
-            f"slower_than={limits_time:g} is less than the time without a plan; give 1 or more "
+            f"slower_than={slower_than:g} is less than the time without a plan; give 1 or more "
             "(1.2: a fifth more)"
         )
-    work, checked_patience = check_number("work", options.work), check_number("patience", patience)
+    work, checked_patience = check_number("work", work), check_number("patience", patience)
     if work is not None and not work >= 1:
         raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
-    if work is not None and work < 2 and how == "marks":
+    if work is not None and work < 2 and how == MARKS:
         raise MemongerError(
             f"work={work:g} is not enough for marks, which may run each operator twice; give "
             "work=2, or how='schedule'"
@@ -212,7 +219,7 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
     if checked_patience is not None and not 0 < checked_patience <= 1e9:
         allowed = "must be more than 0 and at most 1e+09; 1 is the usual length of a search"
         raise MemongerError(f"patience={patience} {allowed}")
-    if options.gpu is not None and options.measure:
+    if gpu is not None and measure:
         raise MemongerError(
             "measure=True measures the device of this machine, and gpu= predicts times by a data "
             "sheet; leave out one of them"
@@ -224,23 +231,24 @@ def read_options(  # type: ignore[misc]  # the other keywords are those of Optio
             "leave them out"
         )
     limit = None if knee else read_budget(budget, budget_of, optimizer, ctx)
-    taken = {"a schedule": how == "schedule", "a budget": knee or limit is not None}
-    taken.update({"slower_than": limits_time is not None, "how='auto'": how == AUTO})
+    taken = {"a schedule": how == SCHEDULE, "a budget": knee or limit is not None}
+    taken.update({"slower_than": slower_than is not None, "how='auto'": how == AUTO})
     other = next((name for name, value in taken.items() if value), None)
-    if other and (planner != "smallest" or not options.rules):
+    if other and (planner != SMALLEST or not rules):
         raise MemongerError(
-            f"planner={planner!r}, rules={options.rules!r} cannot be combined with {other}; leave "
-            "them out"
+            f"planner={planner!r}, rules={rules!r} cannot be combined with {other}; leave them out"
         )
-    return replace(
-        options,
+    return Limits(
+        how=how,
         work=work,
         budget=limit,
         knee=knee,
-        slower_than=limits_time,
-        ntrial=check_count("ntrial", options.ntrial, 1),
-        rules=bool(options.rules),
-        measure=bool(options.measure),
+        slower_than=slower_than,
+        planner=planner,
+        ntrial=check_count("ntrial", ntrial, 1),
+        rules=bool(rules),
+        measure=bool(measure),
+        gpu=gpu,
         patience=checked_patience,
     )
 
@@ -279,14 +287,12 @@ class Budget:
         )
 
 
-def bound_gpu(keywords: Keywords, ctx: object) -> Keywords:
-    """Return the keywords, of which a budget in bytes bounds a GPU as a whole by default."""
-    budget = keywords.get("budget")
-    if budget is None or keywords.get("budget_of") is not None or not _is_gpu(ctx):
-        return keywords
+def bound_gpu(budget: object, of: str | None, ctx: object) -> str | None:
+    """Return ``budget_of`` where a budget in bytes bounds a GPU as a whole by default."""
+    if budget is None or of is not None or not _is_gpu(ctx):
+        return of
     names_bytes = not isinstance(budget, str) or budget.strip().lower() not in (KNEE, "device")
-    is_bytes = names_bytes and not read_amount(budget)[1]
-    return {**keywords, "budget_of": "device"} if is_bytes else keywords
+    return "device" if names_bytes and not read_amount(budget)[1] else None
 
 
 def _is_gpu(ctx: object) -> bool:
