@@ -19,9 +19,9 @@ import numpy as np
 
 from memonger.graph import arrays
 from memonger.graph.arrays import BACKWARD, FORWARD, KEPT, RECOMPUTED, GraphArrays, Read, Signature
-from memonger.graph.forward import Entry, ForwardGraph, Node, no_collection
+from memonger.graph.forward import Entry, ForwardGraph, no_collection
 from memonger.graph.operators import gradients
-from memonger.graph.operators.gradients import ZEROS, GradientFacts, OperatorGradient
+from memonger.graph.operators.gradients import ZEROS, GradientFacts, Operator, OperatorGradient
 from memonger.graph.operators.tensors import DENSE, Attributes, Tensors
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
@@ -129,16 +129,19 @@ def merged_nodes(graph: ForwardGraph) -> list[int]:
             inputs = tuple([(same[a], b) for a, b in node.inputs])
             attrs = frozenset(node.attrs.items()), frozenset(node.hidden.items())
             twin = first.setdefault((node.op, inputs, *attrs), i)
-            if twin != i and gradients.merges(node.op, *_signature(graph, node)):
+            if twin != i and gradients.merges(_operator(graph, i)):
                 same[i] = twin
     return same
 
 
-def _signature(graph: ForwardGraph, node: Node) -> tuple[gradients.Attrs, Tensors]:
-    """Return the attributes of an operator and its inputs, as `gradient_of` takes them."""
+def _operator(graph: ForwardGraph, i: int) -> Operator:
+    """Return an operator of a network apart from it."""
+    node = graph.nodes[i]
     # The Python code of a Custom operator gets all attributes.
     attrs = {**node.attrs, **node.hidden} if node.op == "Custom" else node.attrs
-    return tuple(sorted(attrs.items())), tuple([graph.tensors[a][b] for a, b in node.inputs])
+    inputs = tuple([graph.tensors[a][b] for a, b in node.inputs])
+    outputs = len(graph.output_names[i])
+    return Operator(node.op, tuple(sorted(attrs.items())), inputs, outputs, node.subgraphs)
 
 
 class Differentiation:
@@ -181,9 +184,12 @@ class Differentiation:
             reads = [self._add_part("null", name, {}, [], head), (*head, KEPT)]
             # If two outputs are the same tensor, only the gradient of the last one counts.
             self.terms[head] = [self._add_part(HEAD_COPY, f"{name}_id", {}, reads, head)]
-        for x in reversed(self._merged_order() if merged_heads else range(n)):
-            if self.reads[x] and (same[x] == x or x in merged_heads):
-                self._add_gradient(x)
+        order = self._merged_order() if merged_heads else range(n)
+        run = [x for x in order if self.reads[x] and (same[x] == x or x in merged_heads)]
+        self.operators = {x: _operator(graph, x) for x in run}
+        gradients.find_gradients(dict.fromkeys(self.operators.values()))
+        for x in reversed(run):
+            self._add_gradient(x)
 
     def _merged_order(self) -> list[int]:
         """Return the merged forward nodes in execution order (depth first from the outputs)."""
@@ -338,8 +344,7 @@ class Differentiation:
         """Return the gradient of operator x, or a stand-in if it cannot be observed."""
         node = self.graph.nodes[x]
         try:
-            attrs, inputs = _signature(self.graph, node)
-            return gradients.gradient_of(node.op, attrs, inputs, zero_heads, node.subgraphs)
+            return gradients.gradient_of(self.operators[x], zero_heads)
         except gradients.NotDifferentiable:
             raise MemongerError(
                 f"node {node.name!r}: MXNet has no gradient for the operator {node.op}; put "

@@ -9,12 +9,13 @@ attributes; this module finds out by composing each operator alone.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
 import re
 from pathlib import Path
-from typing import Mapping, Optional, Sequence, Tuple
+from typing import Iterable, Mapping, Optional, Sequence, Tuple
 
 from memonger.support import files
 from memonger.support.errors import MemongerError, mxnet_message
@@ -181,12 +182,17 @@ def _ask_arity(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Json], cou
     if op != "Custom":
         ask = _arity
         attrs = {key: value for key, value in attrs.items() if not key.startswith("__")}
+    for key, value in attrs.items():
+        if not isinstance(value, str):
+            raise MemongerError(f"{op}: attribute {key!r} must be a string, not {value!r}")
     try:
         return ask(op, tuple(sorted(attrs.items())), json.dumps(subgraphs), count)
     except (mx.MXNetError, UnicodeError) as error:
         reason = mxnet_message(error)
     if "Cannot find custom operator" in reason:
         reason = f"no operator {attrs.get('op_type')!r} is registered (mx.operator.register)"
+    elif "is not registered" in reason:
+        reason = "MXNet has no operator of this name"
     raise MemongerError(f"{op}: {reason}")
 
 
@@ -195,7 +201,7 @@ def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: i
     node: Json = {"op": op, "name": "n", "attrs": dict(attrs), "inputs": []}
     node["subgraphs"] = json.loads(subgraphs)
     _check_counts(op, node["attrs"], count, len(node["subgraphs"]))
-    alone = load_nodes([node], [[0, 0, 0]])
+    alone = load_nodes([node], [[0, 0, 0]]) if node["subgraphs"] else without_inputs(op, attrs)
     outputs: int = read(alone)["node_row_ptr"][-1]
     if op in CONTROL_FLOW:
         return None, (), outputs
@@ -203,10 +209,28 @@ def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: i
         composed = alone(name="n")
     except mx.MXNetError:  # an operator whose inputs have no names needs all of them
         composed = alone(*[mx.sym.var(f"n_{k}") for k in range(count)], name="n")
-    names = [variable["name"] for variable in read(composed)["nodes"][:-1]]
+    names = composed.list_inputs()
     states = set(composed.list_auxiliary_states())
     places = tuple(k for k, name in enumerate(names) if name in states)
     return tuple(name[2:] for name in names), places, outputs
+
+
+def without_inputs(op: str, attrs: Iterable[tuple[str, str]]) -> Symbol:
+    """Make a Symbol of an operator that has no inputs yet; to call it makes variables for them."""
+    handle, pairs = mx.base.SymbolHandle(), [*attrs]
+    keys, values = (mx.base.c_str_array([pair[k] for pair in pairs]) for k in (0, 1))
+    handle_of_op = ctypes.c_void_p(creator(op))
+    create = mx.base._LIB.MXSymbolCreateAtomicSymbol
+    mx.base.check_call(create(handle_of_op, len(pairs), keys, values, ctypes.byref(handle)))
+    return mx.sym.Symbol(handle)
+
+
+@functools.lru_cache(maxsize=None)
+def creator(op: str) -> int:
+    """Return MXNet's handle of an operator."""
+    handle = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.NNGetOpHandle(op.encode(), ctypes.byref(handle)))
+    return handle.value or 0
 
 
 def load_nodes(nodes: Sequence[Json], heads: Sequence[Sequence[int]]) -> Symbol:

@@ -161,8 +161,10 @@ def _measure_operator(
     faster if all numbers take the same branch.
     """
     nodes, random = alone(op, on_one_device(op, attrs), len(inputs)), np.random.RandomState(0)
-    symbol = load_nodes(*nodes)
-    tensors = {f"x{k}": tensor for k, tensor in enumerate(inputs)}
+    internals = load_nodes(nodes, [[len(inputs), 0, 0]]).get_internals()
+    outputs = range(len(inputs), len(internals.list_outputs()))
+    symbol = mx.sym.Group([internals[k] for k in outputs])
+    tensors = {node["name"]: tensor for node, tensor in zip(nodes, inputs)}
     indices = {name for name, t in tensors.items() if not t.dtype.startswith("float")}
     trained = [name for name in symbol.list_arguments() if name not in indices]
     with environment():

@@ -1,10 +1,11 @@
-"""Find the gradient nodes of an operator, by binding that operator alone.
+"""Find the gradient nodes of operators, by binding each of them apart from the network.
 
 Python cannot call MXNet's ``FGradient`` functions (``src/nnvm/gradient.cc`` does), but an executor
 prints its training graph. The print is ambiguous for a network, where many nodes share a name, but
-not for one operator of variables. The arrays of the bind are never allocated, so it is cheap at any
-size. One bind of an operator is valid for all shapes and types, because MXNet makes gradients
-before it infers shapes (``GraphExecutor::InitFullGraph``).
+not for operators of variables of their own. So one bind shows the gradients of all operators of a
+network. Its arrays are never allocated, so it is cheap at any size. What it shows of an operator is
+valid for all shapes and types, because MXNet makes gradients before it infers shapes
+(``GraphExecutor::InitFullGraph``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import functools
 import json
 import re
 from dataclasses import dataclass
-from typing import List, Mapping, NamedTuple, Sequence, Tuple
+from itertools import chain
+from typing import Collection, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -27,7 +29,8 @@ from memonger.graph.operators.tensors import (
     Tensors,
     check_elements,
 )
-from memonger.support.errors import mxnet_message
+from memonger.support.cache import Latest
+from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import environment, mx, without_notices
 from memonger.support.symbols import all_outputs, load_nodes, read
 from memonger.support.types import Context, Executor, Json, NDArray, Symbol
@@ -38,7 +41,9 @@ Reference = Tuple[str, int, int]
 
 Attrs = Tuple[Tuple[str, str], ...]  # names and values, sorted
 DebugStr = Tuple[List[Tuple[str, int]], List[Json]]  # outputs, operators
-FORWARD = "f"  # the name of the bound operator
+FORWARD = "f"  # the name of a bound operator, before its number
+_NUMBER = re.compile("@([0-9]+)")  # in the names of an operator and of all that belongs to it
+_HEAD = re.compile("_head_grad_([0-9]+)")  # begins the names of MXNet's gradients of outputs
 ZEROS = ("zeros_like", "_zeros")  # AggregateGradient leaves these out of a sum
 #: Gradients that lack the attribute ``shape``, the shape of the first input, which they do not
 #: read. A symbol needs the attribute (``src/operator/tensor/indexing_op.cc``).
@@ -46,6 +51,27 @@ LACKS_SHAPE = frozenset(("_backward_gather_nd",))
 #: Operator whose gradient MXNet can make only if an attribute is written -> the attribute, and its
 #: default (``src/operator/tensor/ordering_op.cc``).
 UNWRITTEN = {"sort": ("axis", "-1")}
+
+
+class Operator(NamedTuple):
+    """An operator apart from a network."""
+
+    op: str
+    attrs: Attrs
+    inputs: Tensors
+    outputs: int  # how many ``list_outputs`` shows
+    subgraphs: str = ""  # the JSON of the graphs of control flow
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether it runs code or graphs of its own, which the JSON of its gradient lacks."""
+        return bool(self.subgraphs) or self.op in ("Custom", "_CachedOp")
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether MXNet stores an input or its gradient as csr or row_sparse."""
+        of_rows = makes_rows(self.op, dict(self.attrs))
+        return of_rows or any(tensor.stype != DENSE for tensor in self.inputs)
 
 
 class BackwardNode(NamedTuple):
@@ -96,8 +122,6 @@ class OperatorGradient:
 class _Observed(NamedTuple):
     """The gradient of an operator for inputs of any shapes and types."""
 
-    forward: list[Json]  # the variables and the operator
-    outputs: list[list[int]]  # entries of the operator
     nodes: list[BackwardNode]  # without tensors
     gradients: tuple[Reference | None, ...]
     stypes: dict[Reference, str]  # how MXNet stores the gradients that are not dense
@@ -152,42 +176,46 @@ def makes_rows(op: str, attrs: Attributes) -> bool:
 
 
 def alone(
-    op: str, attrs: Attributes, count: int, subgraphs: str = ""
-) -> tuple[list[Json], list[list[int]]]:
-    """Return the JSON nodes of an operator of variables x0, x1, ..., and its outputs as entries.
+    op: str, attrs: Attributes, count: int, subgraphs: str = "", number: int = 0, start: int = 0
+) -> list[Json]:
+    """Return the JSON nodes of ``count`` variables, and of an operator that reads them.
 
-    ``count`` is the number of inputs, ``subgraphs`` the JSON of the graphs of control flow.
+    Their names have a ``number``, and the first of them has the index ``start``. ``subgraphs`` is
+    the JSON of the graphs of control flow.
     """
-    nodes = [_node("null", f"x{k}") for k in range(count)]
-    nodes.append(_node(op, FORWARD, *[[k, 0, 0] for k in range(count)], attrs=dict(attrs)))
+    nodes = [_node("null", f"x{k}@{number}") for k in range(count)]
+    inputs = [[start + k, 0, 0] for k in range(count)]
+    nodes.append(_node(op, f"{FORWARD}@{number}", *inputs, attrs=dict(attrs)))
     if subgraphs:
         nodes[-1]["subgraphs"] = json.loads(subgraphs)
-    outputs = load_nodes(nodes, [[count, 0, 0]]).get_internals().list_outputs()
-    return nodes, [[count, k, 0] for k in range(len(outputs) - count)]
+    return nodes
+
+
+def _nodes_of(operator: Operator, number: int = 0, start: int = 0) -> list[Json]:
+    op, attrs, inputs, _, subgraphs = operator
+    return alone(op, dict(attrs), len(inputs), subgraphs, number, start)
+
+
+def _name_inputs(operators: Iterable[Operator]) -> dict[str, Tensor]:
+    """Return the variables of operators that `alone` has numbered."""
+    numbered = enumerate(operators)
+    return {f"x{k}@{number}": t for number, o in numbered for k, t in enumerate(o.inputs)}
 
 
 def _node(op: str, name: str, *inputs: list[int], **fields: object) -> Json:
     return {"op": op, "name": name, "inputs": list(inputs), **fields}
 
 
-def gradient_of(
-    op: str, attrs: Attrs, inputs: Tensors, zero: bool, subgraphs: str = ""
-) -> OperatorGradient:
+def gradient_of(operator: Operator, zero: bool) -> OperatorGradient:
     """Return the gradient of an operator.
 
     Parameters
     ----------
-    op : str
-        The operator's kind.
-    attrs : tuple
-        Its attributes, sorted.
-    inputs : tuple of Tensor
-        Its inputs.
+    operator : Operator
+        The operator.
     zero : bool
         Whether the gradients of its outputs are zero (``CheckGradAllZero`` in
         ``src/operator/operator_common.h``).
-    subgraphs : str
-        The JSON of the graphs of control flow.
 
     Returns
     -------
@@ -201,86 +229,148 @@ def gradient_of(
     NotObservable
         If a bind does not show it.
     """
-    if op == "Custom":  # not cached, because it may be registered anew
-        observed = _observe(op, attrs, inputs, zero, subgraphs)
-        return OperatorGradient(_like_inputs(observed, inputs), observed.gradients)
-    return _gradient_of(op, attrs, inputs, zero, subgraphs, mx.util.is_np_shape())
+    found = _gradients.get((operator, zero, mx.util.is_np_shape()))
+    return _find([operator], zero)[0] if found is None else found
 
 
-@functools.lru_cache(maxsize=4096)
-def _gradient_of(
-    op: str, attrs: Attrs, inputs: Tensors, zero: bool, subgraphs: str, np_shape: bool
-) -> OperatorGradient:
-    """Do what `gradient_of` does; ``np_shape`` is part of the key, because it changes shapes."""
-    for tensor in inputs:
-        check_elements(tensor.shape)
-    key = op, attrs, tuple([tensor.stype for tensor in inputs]), zero, subgraphs
-    if key not in _observed:
-        _observed[key] = _observe(op, attrs, inputs, zero, subgraphs)
-    observed = _observed[key]
-    is_opaque = subgraphs or op == "_CachedOp"
-    nodes = _like_inputs(observed, inputs) if is_opaque else _with_tensors(op, observed, inputs)
-    return OperatorGradient(nodes, observed.gradients)
+def find_gradients(operators: Collection[Operator]) -> None:
+    """Find the gradients of many operators by one bind, for `gradient_of` with ``zero`` off.
 
-
-_observed: dict[tuple[str, Attrs, tuple[str, ...], bool, str], _Observed] = {}
-
-
-def _observe(op: str, attrs: Attrs, inputs: Tensors, zero: bool, subgraphs: str) -> _Observed:
-    """Find the gradient of an operator by a bind with these inputs."""
-    count = len(inputs)
+    If one of them has no gradient, each half of them is bound. What is opaque or sparse,
+    `gradient_of` binds alone.
+    """
+    together = [operator for operator in operators if not operator.is_opaque | operator.is_sparse]
+    is_np = mx.util.is_np_shape()
+    new = [k for k in together if _gradients.get((k, False, is_np)) is None]
     try:
-        nodes, entries = alone(op, dict(attrs), count, subgraphs)
-        stops = [_node("BlockGrad", f"stop{k}", entry) for k, entry in enumerate(entries)]
-        heads = [[count + 1 + k, 0, 0] for k in range(len(entries))] if zero else entries
-        symbol = load_nodes([*nodes, *stops] if zero else nodes, heads)
-        executor = _bind(op, attrs, symbol, inputs, merging="0")
-        outputs, operators = read_debug_str(executor.debug_str())
+        _find(new, False)
+    except (NotDifferentiable, NotObservable, MemongerError):
+        if len(new) > 1:
+            find_gradients(new[: len(new) // 2])
+            find_gradients(new[len(new) // 2 :])
+
+
+_gradients: Latest[OperatorGradient] = Latest(4096)
+_observed: dict[tuple[object, ...], _Observed] = {}
+
+
+def _find(operators: Sequence[Operator], zero: bool) -> list[OperatorGradient]:
+    """Find the gradients of operators, and cache them but for Custom ones: they may change."""
+    for tensor in chain.from_iterable(operator.inputs for operator in operators):
+        check_elements(tensor.shape)
+    keys = [
+        (operator._replace(inputs=()), tuple([tensor.stype for tensor in operator.inputs]), zero)
+        for operator in operators
+    ]
+    new = {key: operator for key, operator in zip(keys, operators) if key not in _observed}
+    seen = dict(zip(new, _observe([*new.values()], zero)))
+    observed = [seen[key] if key in seen else _observed[key] for key in keys]
+    _observed.update((key, found) for key, found in seen.items() if new[key].op != "Custom")
+    if any(operator.is_opaque for operator in operators):
+        nodes = [*map(_like_inputs, operators, observed)]
+    else:
+        nodes = _infer_tensors(operators, observed)
+    found = [OperatorGradient(tuple(n), o.gradients) for n, o in zip(nodes, observed)]
+    for operator, gradient in zip(operators, found):
+        if operator.op != "Custom":
+            _gradients.put((operator, zero, mx.util.is_np_shape()), gradient)
+    return found
+
+
+def _observe(operators: Sequence[Operator], zero: bool) -> list[_Observed]:
+    """Find the gradients of operators by one bind with these inputs."""
+    if not operators:
+        return []
+    nodes: list[Json] = []
+    heads: list[list[int]] = []
+    owners: list[int] = []  # of each head
+    references: list[dict[str, Reference]] = []  # of each operator
+    for number, operator in enumerate(operators):
+        nodes += _nodes_of(operator, number, len(nodes))
+        own = {f"x{k}": ("in", k, 0) for k in range(len(operator.inputs))}
+        entries = [[len(nodes) - 1, k, 0] for k in range(operator.outputs)]
+        for k in range(operator.outputs):
+            head = f"_head_grad_{len(heads) + k}"
+            names = head, f"{head}_id", f"stop{k}", f"stop{k}_backward"
+            own.update(dict.fromkeys(names, ("head", k, 0)))
+        if zero:
+            stops = [_node("BlockGrad", f"stop{k}@{number}", e) for k, e in enumerate(entries)]
+            entries = [[len(nodes) + k, 0, 0] for k in range(len(stops))]
+            nodes += stops
+        references.append(own)
+        heads += entries
+        owners += [number] * len(entries)
+    try:
+        symbol = load_nodes(nodes, heads)
+        executor = _bind(operators, symbol, merging="0")
+        outputs, printed = read_debug_str(executor.debug_str())
     except mx.MXNetError as error:
         if "non-differentiable" in str(error):
-            raise NotDifferentiable(op) from None
+            raise NotDifferentiable(operators[0].op) from None
         reason = mxnet_message(error)
         raise NotObservable(f"MXNet cannot bind it alone on a CPU ({reason})") from None
-    references: dict[str, Reference] = {f"x{k}": ("in", k, 0) for k in range(count)}
-    for k in range(len(entries)):
-        names = f"_head_grad_{k}", f"_head_grad_{k}_id", f"stop{k}", f"stop{k}_backward"
-        references.update(dict.fromkeys(names, ("head", k, 0)))
-    backward, results = _read_gradient(op, references, (outputs[len(entries) :], operators))
-    result_of = dict(zip(symbol.list_arguments(), results))
-    gradients = tuple([result_of.get(f"x{k}") for k in range(count)])
-    arrays = {n: array for n, array in executor.grad_dict.items() if array.stype != DENSE}
-    stypes = {result_of[name]: array.stype for name, array in arrays.items()}
-    return _Observed(nodes, entries, backward, gradients, stypes)
+    result_of = dict(zip(symbol.list_arguments(), outputs[len(heads) :]))
+    stored = {n: array.stype for n, array in executor.grad_dict.items() if array.stype != DENSE}
+    observed: list[_Observed] = []
+    parts = _split(printed, owners, len(operators))
+    for number, (operator, rows) in enumerate(zip(operators, parts)):
+        variables = [f"x{k}@{number}" for k in range(len(operator.inputs))]
+        results = [
+            (_NUMBER.sub("", result_of[n][0]), result_of[n][1]) for n in variables if n in result_of
+        ]
+        backward, found = _read_gradient(operator.op, references[number], (results, rows))
+        by_name = dict(zip((n for n in variables if n in result_of), found))
+        stypes = {by_name[n]: stored[n] for n in variables if n in stored}
+        observed.append(_Observed(backward, tuple(map(by_name.get, variables)), stypes))
+    return observed
+
+
+def _split(printed: Sequence[Json], owners: Sequence[int], count: int) -> list[list[Json]]:
+    """Return the nodes that belong to each of ``count`` bound operators, without its number.
+
+    ``owners`` are the operators of the heads.
+    """
+    parts: list[list[Json]] = [[] for _ in range(count)]
+    for node in printed:
+        number, head = _NUMBER.search(node["name"]), _HEAD.match(node["name"])
+        if number is None and head is None and count > 1:
+            raise NotObservable(f"{node['op']}: no operator is known for {node['name']!r}")
+        owner = int(number[1]) if number else owners[int(head[1])] if head else 0
+        inputs = [(_NUMBER.sub("", name), k) for name, k in node["inputs"]]
+        deps = [_NUMBER.sub("", name) for name in node["deps"]]
+        new = {**node, "name": _NUMBER.sub("", node["name"]), "inputs": inputs, "deps": deps}
+        parts[owner].append(new)
+    return parts
 
 
 @functools.lru_cache(maxsize=4096)
-def merges(op: str, attrs: Attrs, inputs: Tensors) -> bool:
+def merges(operator: Operator) -> bool:
     """Return whether MXNet merges two equal operators with the same inputs, by a bind of them.
 
     It does not if they have a state, draw random numbers or change their inputs (``NodeEqual`` in
     ``src/executor/eliminate_common_expr_pass.cc``).
     """
-    count = len(inputs)
+    nodes = _nodes_of(operator._replace(subgraphs=""))
+    first = len(nodes) - 1
+    nodes.append({**nodes[first], "name": "g@0"})
+    # Other operators read them, because outputs of a network are never merged completely.
+    nodes.append(_node("identity", "to f", [first, 0, 0]))
+    nodes.append(_node("negative", "to g", [first + 1, 0, 0]))
     try:
-        nodes, _ = alone(op, dict(attrs), count)
-        nodes.append({**nodes[-1], "name": "g"})
-        # Other operators read them, because outputs of a network are never merged completely.
-        nodes.append(_node("identity", "to f", [count, 0, 0]))
-        nodes.append(_node("negative", "to g", [count + 1, 0, 0]))
-        symbol = load_nodes(nodes, [[count + 2, 0, 0], [count + 3, 0, 0]])
-        executor = _bind(op, attrs, symbol, inputs, merging="1")
+        symbol = load_nodes(nodes, [[first + 2, 0, 0], [first + 3, 0, 0]])
+        executor = _bind([operator], symbol, merging="1")
     except mx.MXNetError:  # a subgraph, a Custom operator, or one without a gradient
         return False
     _, operators = read_debug_str(executor.debug_str())
-    return sum(node["name"] in (FORWARD, "g") for node in operators) == 1
+    return sum(node["name"] in (nodes[first]["name"], "g@0") for node in operators) == 1
 
 
-def _bind(op: str, attrs: Attrs, symbol: Symbol, inputs: Tensors, merging: str) -> Executor:
-    """Bind a symbol with this operator of x0, x1, ... for training, without memory."""
-    cpu, named = mx.cpu(), {f"x{k}": tensor for k, tensor in enumerate(inputs)}
+def _bind(operators: Iterable[Operator], symbol: Symbol, merging: str) -> Executor:
+    """Bind a symbol of the nodes that `alone` returns for training, without memory."""
+    cpu, named = mx.cpu(), _name_inputs(operators)
     with environment(MXNET_ELIMINATE_COMMON_EXPR=merging), without_notices():
         # Gradients are requested, because without them MKLDNN would replace the operators.
-        if makes_rows(op, dict(attrs)) or any(tensor.stype != DENSE for tensor in inputs):
+        if any(operator.is_sparse for operator in operators):
             graph, ids = read(symbol), mx.nd.ndarray._STORAGE_TYPE_STR_TO_ID
             for node in graph["nodes"]:
                 if node["op"] == "null":
@@ -349,50 +439,67 @@ def _read_gradient(
     return backward, [reference(entry, as_gradient=True) for entry in outputs]
 
 
-def _like_inputs(observed: _Observed, inputs: Tensors) -> tuple[BackwardNode, ...]:
-    """Return the gradient nodes of an operator with code or graphs of its own.
+def _like_inputs(operator: Operator, observed: _Observed) -> list[BackwardNode]:
+    """Return the gradient nodes of an opaque operator.
 
-    The JSON of a gradient node has neither the code of a Custom operator nor the graphs of control
-    flow or a ``_CachedOp``, so MXNet cannot infer its shapes. All outputs of such a node are
-    gradients of inputs, and have their shapes and types (``GetAttrFromForwardNode`` in
+    MXNet cannot infer their shapes from JSON. All outputs of such a node are gradients of inputs,
+    and have their shapes and types (``GetAttrFromForwardNode`` in
     ``src/executor/infer_graph_attr_pass.cc``).
     """
     tensors: list[dict[int, Tensor]] = [{} for _ in observed.nodes]
-    for tensor, result in zip(inputs, observed.gradients):
+    for tensor, result in zip(operator.inputs, observed.gradients):
         if result is not None and result[0] == "node":
             stype = observed.stypes.get(result, DENSE)
             tensors[result[1]][result[2]] = tensor._replace(stype=stype)
     pairs = zip(observed.nodes, tensors)
-    return tuple([node._replace(tensors=tuple([t[k] for k in sorted(t)])) for node, t in pairs])
+    return [node._replace(tensors=tuple([t[k] for k in sorted(t)])) for node, t in pairs]
 
 
-def _with_tensors(op: str, observed: _Observed, inputs: Tensors) -> tuple[BackwardNode, ...]:
+def _infer_tensors(
+    operators: Sequence[Operator], observed: Sequence[_Observed]
+) -> list[list[BackwardNode]]:
     """Return the gradient nodes with the shapes and types of their outputs, which MXNet infers."""
-    forward = len(inputs)
-    # The gradients of outputs have the shapes and types of the outputs.
-    heads = [_node("ones_like", f"g{k}", entry) for k, entry in enumerate(observed.outputs)]
-    all_nodes = [*observed.forward, *heads]
-    shape = {"shape": str(tuple(inputs[0].shape))} if inputs else {}
-    nodes = [
-        node._replace(attrs={**shape, **node.attrs}) if node.op in LACKS_SHAPE else node
-        for node in observed.nodes
-    ]
-    start = {"in": 0, "out": forward, "head": forward + 1, "node": len(all_nodes)}
-    for node in nodes:
-        entries = [[start[kind] + k, output, 0] for kind, k, output in node.inputs]
-        deps = [forward if d is None else start["node"] + d for d in node.deps]
-        all_nodes.append(_node(node.op, "b", *entries, attrs=dict(node.attrs), control_deps=deps))
+    all_nodes: list[Json] = []
+    backward: list[list[BackwardNode]] = []  # of each operator
+    starts: list[int] = []  # the index of its first gradient node
+    for number, (operator, seen) in enumerate(zip(operators, observed)):
+        start = {"in": len(all_nodes)}
+        all_nodes += _nodes_of(operator, number, len(all_nodes))
+        forward = start["out"] = len(all_nodes) - 1
+        start["head"], start["node"] = len(all_nodes), len(all_nodes) + operator.outputs
+        # The gradients of outputs have the shapes and types of the outputs.
+        all_nodes += [_node("ones_like", "g", [forward, k, 0]) for k in range(operator.outputs)]
+        shape = {"shape": str(operator.inputs[0].shape)} if operator.inputs else {}
+        nodes = [
+            node._replace(attrs={**shape, **node.attrs}) if node.op in LACKS_SHAPE else node
+            for node in seen.nodes
+        ]
+        for node in nodes:
+            attrs = dict(node.attrs)
+            entries = [[start[kind] + k, output, 0] for kind, k, output in node.inputs]
+            deps = [forward if d is None else start["node"] + d for d in node.deps]
+            all_nodes.append(_node(node.op, "b", *entries, attrs=attrs, control_deps=deps))
+        backward.append(nodes)
+        starts.append(start["node"])
+    inputs = _name_inputs(operators)
     try:
         # All nodes are outputs, so that MXNet keeps their order.
         graph = read(load_nodes(all_nodes, [[i, 0, 0] for i in range(len(all_nodes))]))
-        outputs, first = all_outputs(graph), graph["node_row_ptr"][start["node"] :]
-        _, shapes, _ = outputs.infer_shape(**{f"x{k}": t.shape for k, t in enumerate(inputs)})
-        _, types, _ = outputs.infer_type(**{f"x{k}": t.dtype for k, t in enumerate(inputs)})
+        outputs, first = all_outputs(graph), graph["node_row_ptr"]
+        _, shapes, _ = outputs._infer_shape_impl(
+            False, **{name: t.shape for name, t in inputs.items()}
+        )
+        _, types, _ = outputs.infer_type(**{name: t.dtype for name, t in inputs.items()})
         tensors = [Tensor(tuple(s), np.dtype(t).name) for s, t in zip(shapes, types)]
     except (mx.MXNetError, TypeError) as error:
-        raise NotObservable(f"{op}: shapes of its gradient: {mxnet_message(error)}") from None
-    for (kind, j, output), stype in observed.stypes.items():
-        if kind == "node":
-            tensors[first[j] + output] = tensors[first[j] + output]._replace(stype=stype)
-    ranges = zip(nodes, first, first[1:])
-    return tuple([node._replace(tensors=tuple(tensors[i:k])) for node, i, k in ranges])
+        why = f"shapes of its gradient: {mxnet_message(error)}"
+        raise NotObservable(f"{operators[0].op}: {why}") from None
+    for nodes, start_of, seen in zip(backward, starts, observed):
+        for (kind, j, output), stype in seen.stypes.items():
+            if kind == "node":
+                place = first[start_of + j] + output
+                tensors[place] = tensors[place]._replace(stype=stype)
+        for j, node in enumerate(nodes):
+            outputs_of = tensors[first[start_of + j] : first[start_of + j + 1]]
+            nodes[j] = node._replace(tensors=tuple(outputs_of))
+    return backward

@@ -36,6 +36,7 @@ from memonger.schedules.training_step import AT_ONCE, TrainingStep
 from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.kernels import compiled
 from memonger.support.mxnet import mx, wait_for_engine
+from memonger.support.symbols import creator
 from memonger.support.types import NDArray
 
 if TYPE_CHECKING:
@@ -505,14 +506,6 @@ def invoke(op: int, reads: Arrays, attrs: Attributes, writes: Arrays) -> None:
     mx.nd._internal._imperative_invoke(
         op, list(reads), list(attrs), list(attrs.values()), list(writes), is_np, returns_list
     )
-
-
-@functools.lru_cache(maxsize=None)
-def creator(op: str) -> int:
-    """Return MXNet's handle of an operator."""
-    handle = ctypes.c_void_p()
-    mx.base.check_call(mx.base._LIB.NNGetOpHandle(op.encode(), ctypes.byref(handle)))
-    return handle.value or 0
 
 
 @functools.lru_cache(maxsize=None)

@@ -6,16 +6,15 @@ See ``GraphExecutor::ExecuteMonOutputCallback`` and ``ExecuteMonInputCallback`` 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from typing import Callable, Mapping
 
 from memonger.graph.operators.gradients import Attrs, alone
 from memonger.graph.operators.recorded import LEGACY
-from memonger.schedules.execution.calls import Call, Place, creator
+from memonger.schedules.execution.calls import Call, Place
 from memonger.schedules.training_step import OURS, TrainingStep
 from memonger.support.mxnet import mx, wait_for_engine
-from memonger.support.symbols import load_nodes
+from memonger.support.symbols import load_nodes, without_inputs
 from memonger.support.types import NDArray
 
 #: Operators with one input whose name is 'data'; the input of others has no name.
@@ -73,9 +72,9 @@ class Monitor:
 @functools.lru_cache(maxsize=None)
 def output_names(op: str, attrs: Attrs, inputs: int, outputs: int) -> list[str]:
     """Return the names of all outputs of an operator, also of those not in ``list_outputs``."""
-    nodes, _ = alone(op, dict(attrs), inputs)
+    nodes = alone(op, dict(attrs), inputs)
     names = load_nodes(nodes, [[inputs, k, 0] for k in range(outputs)]).list_outputs()
-    return [name[2:] for name in names]
+    return [name.partition("_")[2] for name in names]
 
 
 @functools.lru_cache(maxsize=None)
@@ -87,12 +86,8 @@ def input_names(op: str, attrs: Attrs, inputs: int) -> list[str]:
     if any(name == "num_args" for name, _ in attrs):
         return [f"arg{k}" for k in range(inputs)]
     # MXNet makes variables for inputs that are not given, with the names of the inputs.
-    lib, handle, operator = mx.base._LIB, mx.base.SymbolHandle(), ctypes.c_void_p(creator(op))
-    keys, values = (mx.base.c_str_array([attr[k] for attr in attrs]) for k in (0, 1))
-    mx.base.check_call(
-        lib.MXSymbolCreateAtomicSymbol(operator, len(attrs), keys, values, ctypes.byref(handle))
-    )
-    symbol = mx.sym.Symbol(handle)
-    if lib.MXSymbolCompose(handle, b"f", 0, None, None):
+    try:
+        symbol = without_inputs(op, attrs)(name="f")
+    except mx.MXNetError:
         return numbered
     return [name[2:] for name in symbol.list_inputs()]
