@@ -7,8 +7,8 @@ import math
 from memonger.planners.marks.rules import kept_summary
 from memonger.solve.by_schedules import estimate_least
 from memonger.solve.facts import Facts
-from memonger.solve.memory import Memory
 from memonger.solve.limits import MARKS, ORIGINAL
+from memonger.solve.memory import Memory
 from memonger.support.errors import BudgetError, format_size
 
 NO_OPERATORS = "the network has no operators, so the backward pass needs no results"
