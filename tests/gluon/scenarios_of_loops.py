@@ -364,3 +364,33 @@ def forward_passes_without_a_backward_pass(prepare: Prepare) -> Arrays:
             training.step(16)
     mx.nd.waitall()
     return left_in(net)
+
+
+class Noisy(nn.HybridBlock):
+    """Layers between operators that draw: of a fixed range, of what was computed, and dropped."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        with self.name_scope():
+            self.layers = layers("layers_", drop=0.3)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        x = x + 0.1 * F.random.uniform(shape=(16, 20))
+        mean = F.BlockGrad(x.mean(axis=1))
+        noise = F.sample_normal(mean, F.BlockGrad(F.abs(mean) + 1), shape=20)
+        return self.layers(F.Dropout(x * (1 + 0.1 * noise), p=0.2))
+
+
+@scenario
+def operators_that_draw_by_seeds_of_the_script(prepare: Prepare) -> Arrays:
+    """The script seeds before a call and between the two passes, and draws itself in between."""
+    net, drawn = prepare(initialized(Noisy(prefix="net_"))), {}
+
+    def backward(loss: Any) -> None:
+        drawn[f"before {len(drawn)}"] = mx.nd.random.uniform(shape=4)
+        mx.random.seed(len(drawn))
+        loss.backward()
+        drawn[f"after {len(drawn)}"] = mx.nd.random.uniform(shape=4)
+
+    left = train(net, steps=5, before=lambda k: mx.random.seed(k // 2), backward=backward)
+    return {**left, **drawn}
