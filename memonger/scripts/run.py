@@ -13,19 +13,21 @@ import os
 import pkgutil
 import runpy
 import sys
+import traceback
 from importlib.machinery import (
     BuiltinImporter,
     PathFinder,
     SourceFileLoader,
     SourcelessFileLoader,
 )
-from types import ModuleType, TracebackType
-from typing import Callable, Sequence
+from itertools import takewhile
+from types import FrameType, ModuleType, TracebackType
+from typing import Callable, Iterator, Sequence, Tuple
 
 import memonger
 from memonger.solve.limits import Limits, check_keywords, read_limits, split_options
 from memonger.support import files
-from memonger.support.errors import BudgetError, MemongerError
+from memonger.support.errors import BudgetError, MemongerError, is_own
 from memonger.support.mxnet import when_imported
 from memonger.support.types import Keywords
 
@@ -33,6 +35,9 @@ from memonger.support.types import Keywords
 _SAFE_PATH = getattr(sys.flags, "safe_path", sys.flags.isolated)
 #: Runs a module, a folder or a zip file: the function that Python itself calls (Modules/main.c).
 _run_module: Callable[..., object] = runpy._run_module_as_main  # type: ignore[attr-defined, misc]
+
+#: A frame with its line or, from Python 3.11 on, with its lines and columns.
+Entry = Tuple[FrameType, object]
 
 
 def prepare(
@@ -81,6 +86,7 @@ def prepare(
 
         when_imported(begin)
         _leave_name()
+        _hide_frames()
         try:
             start()
         except BudgetError as error:
@@ -158,14 +164,64 @@ def _leave_name() -> None:
         del sys.modules["memonger"]
 
 
-def _hide_callers(traceback: TracebackType | None) -> None:
+def _hide_frames() -> None:
+    """Have the module ``traceback``, and so ``logging``, show a script its call stacks without us.
+
+    Those whose innermost frame is of this package stay whole: they tell of what failed in it.
+    """
+    usual_stack = traceback.walk_stack
+
+    def walk_stack(f: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+        entries = [*usual_stack(f or sys._getframe(1))]  # the innermost first
+        if not is_own(entries[0][0]):
+            entries = [*takewhile(lambda entry: entry[0].f_globals is not globals(), entries)]
+            entries = [entry for entry in entries if not is_own(entry[0])]
+        return iter(entries)
+
+    def hiding(usual: Callable[[TracebackType | None], Iterator[Entry]]) -> object:
+        def walk(tb: TracebackType | None) -> Iterator[Entry]:
+            entries = [*usual(tb)]  # the innermost last
+            if entries and not is_own(entries[-1][0]):
+                entries = [entry for entry in entries if not is_own(entry[0])]
+            return iter(entries)
+
+        return walk
+
+    traceback.walk_stack = walk_stack
+    for name in ("walk_tb", "_walk_tb_with_full_positions"):  # the second from Python 3.11 on
+        if hasattr(traceback, name):
+            setattr(traceback, name, hiding(getattr(traceback, name)))
+
+
+def _hide_callers(trace: TracebackType | None) -> None:
     """Have Python print an exception that ends the script with the frames of the script alone."""
-    while traceback is not None and traceback.tb_frame.f_globals is globals():
-        traceback = traceback.tb_next
+    while trace is not None and trace.tb_frame.f_globals is globals():
+        trace = trace.tb_next
     usual = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
         sys.excepthook = usual  # or the frames would live until Python has cleared its modules
-        usual(kind, error.with_traceback(traceback), traceback)
+        told: list[BaseException] = []
+        following: list[BaseException | None] = [error.with_traceback(trace)]
+        while following:  # an exception, and those that it came from
+            one = following.pop()
+            if one is not None and not any(one is other for other in told):
+                told.append(one)
+                one.__traceback__ = _unlink_own(one.__traceback__)
+                following += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+        usual(kind, error, error.__traceback__)
 
     sys.excepthook = show
+
+
+def _unlink_own(trace: TracebackType | None) -> TracebackType | None:
+    """Take the frames of this package out of a traceback, unless the innermost is one of them."""
+    entries = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    if entries and not is_own(entries[-1].tb_frame):
+        entries = [entry for entry in entries if not is_own(entry.tb_frame)]
+        for entry, inner in zip(entries, [*entries[1:], None]):
+            entry.tb_next = inner
+    return entries[0] if entries else None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-import traceback
 from pathlib import Path
+from types import FrameType
 
 KB, MB, GB = 2**10, 2**20, 2**30
 MISTAKE = 2  # exit status of the command after a mistake of the user
 STOPPED = 130  # and after Ctrl-C, as shells have it: 128 + SIGINT
-PACKAGE = str(Path(__file__).parents[1])
+PACKAGE = os.path.join(Path(__file__).parents[1], "")
 INTERRUPTED = "interrupted before anything was found"
 
 #: Appended for a GPU that is too new or too old (docs/gpu.md).
@@ -69,6 +70,11 @@ def mxnet_message(error: BaseException | str) -> str:
     return f"{message} ({known[0]})" if known else message
 
 
+def is_own(frame: FrameType) -> bool:
+    """Return whether a frame of a call stack runs code of this package."""
+    return frame.f_code.co_filename.startswith(PACKAGE)
+
+
 def why_unplanned(error: Exception) -> str:
     """Return in one line why an error of planning leaves a network without a plan.
 
@@ -78,9 +84,13 @@ def why_unplanned(error: Exception) -> str:
         return str(error)
     if type(error).__module__.startswith("mxnet."):
         return mxnet_message(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    *_, own = [frame for frame in frames if frame.filename.startswith(PACKAGE)]
-    place = f"{Path(own.filename).name}, line {own.lineno}"
+    # Not by the module traceback, which hides these frames under ``memonger run``.
+    trace, place = error.__traceback__, ""
+    while trace is not None:
+        if is_own(trace.tb_frame):
+            file = Path(trace.tb_frame.f_code.co_filename)
+            place = f"{file.name}, line {trace.tb_lineno}"
+        trace = trace.tb_next
     text = " ".join(str(error).split())
     return (
         f"planning failed in memonger itself ({type(error).__name__}: {text}; {place}); please "

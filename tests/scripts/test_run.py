@@ -167,6 +167,68 @@ def test_a_script_that_fails_ends_as_under_python(script: list[str], tmp_path: P
     assert ended("-m", "memonger", "run", *script, folder=tmp_path) == expected
 
 
+SHOWS = """
+import logging, sys, traceback
+import mxnet as mx
+
+class Net(mx.gluon.nn.HybridBlock):
+    def hybrid_forward(self, F, x):
+        print([(*entry[:3],) for entry in traceback.extract_stack()])
+        print(traceback.StackSummary.extract(traceback.walk_stack(None))[0].name)
+        print(*[entry.name for entry in traceback.extract_stack(limit=2)])
+        raise KeyError("in the network")
+
+def call():
+    with mx.autograd.record():
+        net(x)
+
+net = Net()
+net.hybridize()
+x = mx.nd.ones((2, 3))
+x.attach_grad()
+try:
+    call()
+except KeyError as error:
+    logging.exception("logged", stack_info=True)
+    traceback.print_exc()
+    print(*[frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)])
+    raise ValueError("of it") from error
+"""
+
+
+@pytest.mark.parametrize("script", [["shows.py"], ["-m", "shows"]], ids=str)
+def test_call_stacks_are_those_of_the_script(script: list[str], tmp_path: Path) -> None:
+    """Printed, logged, and of the exception that ends it, with the one that it came from."""
+    (tmp_path / "shows.py").write_text(SHOWS)
+    expected = ended(*script, folder=tmp_path)
+    assert expected[0] == 1 and expected[2].count("hybrid_forward\n") == 3
+    status, printed, log = ended("-m", "memonger", "run", *script, folder=tmp_path)
+    log, said = re.subn(r"memonger: nothing was planned: .*\n", "", log)
+    assert (status, printed, log, said) == (*expected, 1)
+
+
+OWN = """
+import traceback
+import memonger, mxnet as mx
+
+try:
+    memonger.plan(mx.sym.var("x") * 2, {"y": (2,)})
+except memonger.MemongerError:
+    traceback.print_exc()
+    raise
+"""
+
+
+def test_a_call_stack_of_an_error_of_this_package_is_whole(tmp_path: Path) -> None:
+    """As the script prints it, and as it ends the script."""
+    (tmp_path / "own.py").write_text(OWN)
+    expected = ended("own.py", folder=tmp_path)
+    assert expected[0] == 1 and expected[2].count(str(ROOT / "memonger")) > 2
+    status, printed, log = ended("-m", "memonger", "run", "own.py", folder=tmp_path)
+    log, said = re.subn(r"memonger: nothing was planned: .*\n", "", log)
+    assert (status, printed, log, said) == (*expected, 1)
+
+
 TRAINS = """
 import os, sys
 import memonger  # without it MXNet cannot be imported on NumPy 2
