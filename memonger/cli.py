@@ -366,13 +366,13 @@ READERS = {"budget": _budget, "optimizer": _optimizer}  # of texts that no type 
 #: The options of the command, with those that `plan` lacks: those of `run` are last.
 COMMAND = {
     **OPTIONS,
-    "shapes": (dict, "data=32,3,224,224", "shape of an input, the batch first (N in batch)"),
+    "shapes": (dict, "data=32,3,224,224", "shape of an input, the batch first"),
     "json": (bool, None, "print JSON, sizes in bytes"),
     "verbose": (bool, None, "log what is done"),
     "points": (int, "N", "the most plans (default: 20)"),
     "steps": (int, "N", "training steps (default: 3)"),
-    "output": (str, "FILE", "write the planned network (report: the page)"),
-    "plot": (str, "FILE", "draw memory over the step (frontier: against time)"),
+    "output": (str, "FILE", "write the planned network"),
+    "plot": (str, "FILE", "draw memory over the step"),
     "report": (str, "FILE", "write a page of the plan, and of samples a second against batch"),
     "check": (bool, None, "train the network and its plan on the device and compare them"),
     "plan": (bool, None, "plan it, and explain why each tensor is kept"),
@@ -380,6 +380,12 @@ COMMAND = {
     "or_plain": (bool, None, "train without a plan where none fits the budget, not stop"),
     "no_cache": (bool, None, "store no plans for the next start, and use none"),
     "no_legacy_names": (bool, None, "supply no names that NumPy or Python has removed"),
+}
+#: What an option means for a verb where that is not what `COMMAND` says.
+TEXTS = {
+    ("batch", "shapes"): "shape of an input, the batch, which is to be found, as N",
+    ("report", "output"): "write the page",
+    ("frontier", "plot"): "draw memory against time",
 }
 ACTIONS: dict[object, object] = {dict: _Pairs, list: "append"}
 SWITCHES = ("json", "verbose", "check", "plan", "details")
@@ -466,6 +472,7 @@ def _parser() -> ArgumentParser:
 
 def _add(verb: ArgumentParser, option: str, required: bool = False) -> None:
     kind, metavar, text = COMMAND[option]
+    text = TEXTS.get((verb.prog.split()[-1], option), text)
     settings: dict[str, Any] = {"action": "store_true"}  # type: ignore[misc]  # as argparse says
     if isinstance(kind, tuple):
         settings = {"choices": kind}

@@ -518,6 +518,22 @@ def test_help_imports_nothing_heavy_and_needs_no_mxnet(arguments: Any, tmp_path:
     assert arguments or error.startswith(verbs)
 
 
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("batch", "shape of an input, the batch, which is to be found, as N"),
+        ("plan", "shape of an input, the batch first"),
+        ("plan", "FILE write the planned network"),
+        ("plan", "FILE draw memory over the step"),
+        ("report", "FILE write the page"),
+        ("frontier", "FILE draw memory against time"),
+    ],
+)
+def test_help_of_a_verb_speaks_of_that_verb(capsys: Any, verb: str, said: str) -> None:
+    _, printed, _ = run(capsys, verb, "--help")
+    assert f"{said} --" in " ".join(printed.split())
+
+
 def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     x = mx.sym.FullyConnected(mx.sym.Variable("данные"), num_hidden=3)
     file = str(tmp_path / "сеть-symbol.json")
