@@ -34,7 +34,10 @@ except memonger.BudgetError as error:
 WRONG = [
     ('memonger.plan(None, bugdet="60%")', '"bugdet" to "plan" has incompatible type'),
     ('memonger.frontier(None, budget="60%")', '"budget" to "frontier" has incompatible type'),
-    ('memonger.largest_batch(None, {}, "1GB", work=2)', '"work" to "largest_batch" has incompatible'),
+    (
+        'memonger.largest_batch(None, {}, "1GB", work=2)',
+        '"work" to "largest_batch" has incompatible',
+    ),
     ("memonger.enable(devices=2)", 'Unexpected keyword argument "devices"'),
     ("memonger.gluon.plan(object(), grad_req='add')", 'Unexpected keyword argument "grad_req"'),
     ("memonger.search_plan(None, ntrial='3')", 'Argument "ntrial" to "search_plan" has'),

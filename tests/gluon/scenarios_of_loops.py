@@ -384,7 +384,8 @@ class Noisy(nn.HybridBlock):
 @scenario
 def operators_that_draw_by_seeds_of_the_script(prepare: Prepare) -> Arrays:
     """The script seeds before a call and between the two passes, and draws itself in between."""
-    net, drawn = prepare(initialized(Noisy(prefix="net_"))), {}
+    net = prepare(initialized(Noisy(prefix="net_")))
+    drawn: Arrays = {}
 
     def backward(loss: Any) -> None:
         drawn[f"before {len(drawn)}"] = mx.nd.random.uniform(shape=4)
