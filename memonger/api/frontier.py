@@ -316,7 +316,9 @@ def largest_batch(
         Bytes, text such as '11GB', or 'device'. For a GPU it bounds the whole device, unless
         ``budget_of='pool'`` is given.
     net, how, budget_of, optimizer, measure, gpu, patience, type_dict, grad_req, ctx, ntrial
-        As `plan` takes them. There are no ``others``.
+        As `plan` takes them.
+    **others
+        There are none: shapes by keyword are refused.
 
     Returns
     -------

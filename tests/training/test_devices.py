@@ -59,7 +59,7 @@ def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
 def train_by_marks() -> None:
     """Train without a plan and by marks, as an import of memonger leaves MXNet's settings."""
     symbol = net()
-    plan = memonger.plan(symbol, HALVES, ctx=mx.cpu(), patience=0.02)
+    plan = memonger.plan(symbol, HALVES, ctx=mx.cpu(), how="marks", patience=0.02)
     assert plan.schedule is None and plan.recomputed
     faulthandler.dump_traceback_later(60, exit=True)
     assert same(trained(symbol), trained(plan.symbol))
