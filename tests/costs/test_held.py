@@ -125,8 +125,8 @@ def test_kernels_that_are_not_of_mkldnn_hold_no_more_than_is_told() -> None:
     for how in HOWS:
         predicted, held, grown = elsewhere(measured, network, how, **settings)[0]
         assert held == 2 * (2 * 7 - 1 + 5) * output  # reserve and workspace of two operators
-        # A gradient that MKLDNN copies is as large as an output. Twice of it is asked for, of each of
-        # four spaces by a schedule, and they do not write it.
+        # MKLDNN copies a gradient as large as an output. It asks for twice of it, in each of four
+        # spaces of a schedule, and they do not write it.
         asked_for = 2 * output * (4 if how == "schedule" else 1)
         assert 0.98 * (predicted - asked_for) < grown < 1.02 * predicted, how
 
