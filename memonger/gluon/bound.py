@@ -29,7 +29,7 @@ from memonger.schedules.execution.arena import deferred
 from memonger.schedules.execution.calls import Frame
 from memonger.schedules.execution.executor import BoundStep
 from memonger.schedules.execution.symbol import ScheduledSymbol
-from memonger.schedules.execution.unchanged import WATCHED, check_unchanged, digest
+from memonger.schedules.execution.unchanged import check_unchanged, digest, watched_passes
 from memonger.support.mxnet import environment, mx, without_notices
 from memonger.support.symbols import attributes, read
 from memonger.support.types import Executor, Json, NDArray, Parameter, Symbol
@@ -147,7 +147,7 @@ class BoundMarks:
         #: The parameters from which the backward pass computes results again; without those of a
         #: network whose operators wait for another device, because this one would wait for them.
         self._read_again = {} if waits(graph.symbol) else {name: bound[name] for name in names}
-        self._watched = WATCHED
+        self._watched = watched_passes()
 
     def hold(self, arrays: Arrays, marks: Marks) -> Run:
         """Copy the inputs of a call."""

@@ -90,6 +90,8 @@ class GpuDryRun:
                 CUDASTUB_TRACE=str(calls),
                 # Timing convolutions that do nothing would only fill the log.
                 MXNET_CUDNN_AUTOTUNE_DEFAULT="0",
+                # Nothing is computed, so that nothing can be told of changed parameters.
+                MEMONGER_WATCH="0",
             )
             process = subprocess.run(
                 [sys.executable, str(HERE / "child.py"), str(job), str(report)],

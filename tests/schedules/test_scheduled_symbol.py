@@ -393,6 +393,20 @@ def test_an_argument_changed_before_the_backward_pass_is_named() -> None:
     executor.backward()
 
 
+@pytest.mark.parametrize("watched", [0, 2])
+def test_so_many_passes_are_watched(watched: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMONGER_WATCH", str(watched))
+    executor = filled(bound(planned(), "write"))
+    for k in range(4):
+        executor.forward(is_train=True)
+        executor.arg_dict["convolution0_weight"][:] *= 1.01
+        with pytest.raises(Error) if k < watched else contextlib.nullcontext():
+            executor.backward()
+    monkeypatch.setenv("MEMONGER_WATCH", "-1")
+    with pytest.raises(Error, match="^MEMONGER_WATCH is '-1'; give a number of backward passes, "):
+        bound(planned(), "write")
+
+
 def test_forward_checks_what_it_is_given() -> None:
     executor = planned().simple_bind(mx.cpu(), **SHAPES)
     with pytest.raises(TypeError, match="Unknown argument"):

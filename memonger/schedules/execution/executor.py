@@ -17,7 +17,7 @@ from memonger.schedules.execution.arena import Arena, array_at, deferred, refuse
 from memonger.schedules.execution.calls import BoundCalls, Calls, Frame, Place, calls_of
 from memonger.schedules.execution.monitor import Callback, Monitor
 from memonger.schedules.execution.plain import PlainNetwork
-from memonger.schedules.execution.unchanged import WATCHED, check_unchanged, digest
+from memonger.schedules.execution.unchanged import check_unchanged, digest, watched_passes
 from memonger.schedules.training_step import TrainingStep
 from memonger.support import versions
 from memonger.support.errors import MB, MemongerError
@@ -61,7 +61,7 @@ class BoundStep:
         nodes = step.training.graph.nodes
         waits = any(recompute.waits_for_devices(node.op, node.attrs) for node in nodes)
         self._read_again = {} if waits else step.read_again
-        self._watched = WATCHED
+        self._watched = watched_passes()
         #: The tensors of each block outside of the arena, with the shapes of those that are views.
         self._tensors: dict[int, list[tuple[RowEntry, Shape | None]]] = defaultdict(list)
         self._shapes: dict[int, Tensor] = {}  # the tensor of the first of them
@@ -175,8 +175,10 @@ class BoundStep:
         MemongerError
             If an argument has changed since the forward pass.
         """
-        arguments = {n: frame.arrays[place] for n, place in self._read_again.items()}
-        now = None if frame.digest is None else digest(arguments)
+        arguments, now = {}, None
+        if frame.digest is not None:
+            arguments = {n: frame.arrays[place] for n, place in self._read_again.items()}
+            now = digest(arguments)
         self._run(self.program.forward, len(self.program.all), True, frame)
         for name, source, added in self._copied:
             array = frame.arrays[name]
@@ -199,7 +201,8 @@ class BoundStep:
     def backward_places(self) -> set[Place]:
         """The places that the backward pass reads or writes."""
         sources = {source for _, source, _ in self._copied if source is not None}
-        return self.program.backward_places() | sources
+        watched = self._read_again.values() if self._watched else ()
+        return self.program.backward_places().union(sources, watched)
 
     def _ready(self) -> BoundCalls:
         """Return the calls, bound to the present memory of the arena."""

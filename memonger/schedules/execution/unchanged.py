@@ -8,12 +8,14 @@ return the count, in which a new layout of MKLDNN is a change too. So values are
 memory. It misses a change of a few elements in their last digits.
 
 A script that changes parameters there does so from its first step on. So only the first passes of a
-network are compared (`WATCHED`), and training takes no longer.
+network are compared, and training takes no longer. The environment variable ``MEMONGER_WATCH`` is
+their number: 0 compares none.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from typing import Mapping
 
 import numpy as np
@@ -22,11 +24,19 @@ from memonger.support.errors import MemongerError
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.types import Context, NDArray
 
-WATCHED = 10  # backward passes of a bound network whose arguments are compared
+WATCH = "MEMONGER_WATCH"  # environment variable
 
 #: The share of the largest product of an array by which its products may differ unchanged: other
 #: numbers of threads may round otherwise. A step of an optimizer changes more.
 ROUNDING = 1e-6
+
+
+def watched_passes() -> int:
+    """Return how many backward passes of a network that is bound now are compared."""
+    text = os.environ.get(WATCH, "10")
+    if not text.isdecimal():
+        raise MemongerError(f"{WATCH} is {text!r}; give a number of backward passes, such as 10")
+    return int(text)
 
 
 def digest(arrays: Mapping[str, NDArray]) -> NDArray | None:
@@ -39,7 +49,8 @@ def digest(arrays: Mapping[str, NDArray]) -> NDArray | None:
     parts = []
     with mx.autograd.pause(train_mode=True):
         for array in floats.values():
-            if array.dtype == np.float16:  # MXNet's CPU build has no products of float16
+            # Without a GPU, MXNet has no products of float16.
+            if array.dtype == np.float16 and array.context.device_type != "gpu":
                 array = array.astype("float32")
             if len(array.shape) > 1:
                 vector = _vector(array.size // array.shape[0], array.dtype, array.context)
