@@ -152,7 +152,7 @@ class BoundMarks:
     def hold(self, arrays: Arrays, marks: Marks) -> Run:
         """Copy the inputs of a call."""
         for name in self._inputs:
-            arrays[name].as_nd_ndarray().copyto(self._bound[name])
+            copy_as_laid_out(arrays[name].as_nd_ndarray(), self._bound[name])
         return Run({}, Frame({}))
 
     def forward(self, run: Run, outputs: Sequence[NDArray]) -> None:
@@ -164,21 +164,21 @@ class BoundMarks:
             gamma[:] = 1
         for k, (result, output) in enumerate(zip(self._results, outputs)):
             if k not in self._graph.passed:
-                result.copyto(output)
-        if self._watched and run.frame.digest is None:
+                copy_as_laid_out(result, output)
+        if self._watched and not run.frame.digest:
             run.frame.digest = digest(self._read_again)
 
     def backward(
         self, run: Run, heads: list[NDArray], gradients: Arrays, marks: Marks, is_partial: bool
     ) -> None:
         """Run the backward pass, and write the gradients or add them."""
-        now = None if run.frame.digest is None else digest(self._read_again)
+        now = digest({name: self._bound[name] for name in run.frame.digest})
         with self._kept(gradients) if is_partial else contextlib.nullcontext():
             self.executor.backward(heads)
             order_state_readers(self._states)
             deliver(self.executor.grad_dict, gradients, marks)
         self._watched -= self._watched > 0
-        check_unchanged(self._read_again, run.frame.digest, now)
+        check_unchanged(run.frame.digest, now)
 
     @contextlib.contextmanager
     def _kept(self, gradients: Arrays) -> Iterator[None]:
@@ -267,6 +267,14 @@ class BoundSchedule:
             step.run_backward(run.frame)
         deliver(others, {n: a for n, a in gradients.items() if n in others}, marks)
         arrays.clear()
+
+
+def copy_as_laid_out(source: NDArray, target: NDArray) -> None:
+    """Copy an array with its layout of MKLDNN, by which operators that read it round."""
+    if source.dtype == np.float32 and len(source.shape) > 2 and source.stype == "default":
+        mx.nd.add_n(source, out=target)  # a sum of one; `copyto` writes rows
+    else:
+        source.copyto(target)
 
 
 def deliver(sources: Arrays, targets: Arrays, marks: Marks) -> None:

@@ -163,16 +163,29 @@ def convolutions_called_three_times(prepare: Prepare) -> Arrays:
     return train(net, lambda x, y, k: LOSS(net(x) + net(x * 2) + net(x * 3), y), batches=images)
 
 
-@scenario
-def convolutions_of_what_others_return(prepare: Prepare) -> Arrays:
+def two_blocks_that_end_in_activations(prepare: Prepare, make_layers: Any) -> Arrays:
     """MKLDNN lays out in blocks what the second block reads."""
     nets = [initialized(nn.HybridSequential(prefix=name)) for name in ("first_", "second_")]
     for net in nets:
         for _ in range(4):
-            net.add(nn.Conv2D(16, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"))
+            net.add(*make_layers(), nn.Activation("relu"))
         prepare(initialized(net))
     first, second = nets
     return train((first, second), lambda x, y, k: (second(first(x)) ** 2).mean(), batches=images)
+
+
+@scenario
+def convolutions_of_what_others_return(prepare: Prepare) -> Arrays:
+    return two_blocks_that_end_in_activations(
+        prepare, lambda: (nn.Conv2D(16, 3, padding=1), nn.BatchNorm())
+    )
+
+
+@scenario
+def statistics_of_what_others_return(prepare: Prepare) -> Arrays:
+    return two_blocks_that_end_in_activations(
+        prepare, lambda: (nn.BatchNorm(), nn.Conv2D(16, 3, padding=1))
+    )
 
 
 @scenario

@@ -331,7 +331,8 @@ class Frame:
     arrays: dict[Place, NDArray]
     #: The operators that autograd has recorded in the forward pass, by row.
     recordings: dict[int, _Recording] = field(default_factory=dict)
-    digest: NDArray | None = None  # of arguments in the forward pass (`unchanged`)
+    #: Of the arguments in the forward pass (`unchanged`).
+    digest: dict[str, NDArray] = field(default_factory=dict)
 
 
 class BoundCalls:

@@ -164,7 +164,7 @@ class BoundStep:
     def run_forward(self, frame: Frame, is_train: bool) -> None:
         """Run the operators up to the network's outputs."""
         self._run(0, self.program.forward, is_train, frame)
-        if is_train and self._watched and frame.digest is None:
+        if is_train and self._watched and not frame.digest:
             frame.digest = digest({n: frame.arrays[place] for n, place in self._read_again.items()})
 
     def run_backward(self, frame: Frame) -> None:
@@ -175,10 +175,7 @@ class BoundStep:
         MemongerError
             If an argument has changed since the forward pass.
         """
-        arguments, now = {}, None
-        if frame.digest is not None:
-            arguments = {n: frame.arrays[place] for n, place in self._read_again.items()}
-            now = digest(arguments)
+        now = digest({n: frame.arrays[self._read_again[n]] for n in frame.digest})
         self._run(self.program.forward, len(self.program.all), True, frame)
         for name, source, added in self._copied:
             array = frame.arrays[name]
@@ -189,7 +186,7 @@ class BoundStep:
             else:
                 frame.arrays[source].reshape(array.shape).copyto(array)
         self._watched -= self._watched > 0
-        check_unchanged(arguments, frame.digest, now)  # now that the device has work to do
+        check_unchanged(frame.digest, now)  # now that the device has work to do
 
     @functools.cached_property
     def program(self) -> Calls:
@@ -322,7 +319,7 @@ class ScheduledExecutor(mx.executor.Executor):
             if getattr(array, "shape", None) != target.shape:
                 raise ValueError(f"argument {name!r} takes an array of shape {target.shape}")
             target[:] = array
-        self._pass = self._frame.digest = None
+        self._pass, self._frame.digest = None, {}
         if self._plain.forward(self, bool(is_train)):
             return self.outputs
         self.arena.last_pass = None

@@ -39,52 +39,41 @@ def watched_passes() -> int:
     return int(text)
 
 
-def digest(arrays: Mapping[str, NDArray]) -> NDArray | None:
-    """Return the digest of the arrays of floats, (rows of all,), before it is computed.
-
-    The arrays are on one device. Without any of floats, there is no digest.
-    """
-    floats = _floats(arrays)
-    dtype = "float64" if any(a.dtype == np.float64 for a in floats.values()) else "float32"
-    parts = []
+def digest(arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """Return the digest of each array of floats, (rows,), before it is computed."""
+    products = {}
     with mx.autograd.pause(train_mode=True):
-        for array in floats.values():
+        for name, array in arrays.items():
+            if np.dtype(array.dtype).kind != "f" or not array.size:
+                continue
             # Without a GPU, MXNet has no products of float16.
             if array.dtype == np.float16 and array.context.device_type != "gpu":
                 array = array.astype("float32")
             if len(array.shape) > 1:
                 vector = _vector(array.size // array.shape[0], array.dtype, array.context)
                 array = mx.nd.FullyConnected(array, vector, num_hidden=1, no_bias=True)
-            if len(array.shape) != 1:
-                array = array.reshape((-1,))
-            parts.append(array.astype(dtype, copy=False))
-        return mx.nd.concat(*parts, dim=0) if parts else None
+            products[name] = array.reshape((-1,)).copy()
+    return products
 
 
-def check_unchanged(
-    arrays: Mapping[str, NDArray], before: NDArray | None, after: NDArray | None
-) -> None:
+def check_unchanged(before: Mapping[str, NDArray], after: Mapping[str, NDArray]) -> None:
     """Raise MemongerError if arrays have changed between two digests; wait for these."""
-    if before is None or after is None or not may_wait():
+    if not may_wait():
         return
-    one, other = before.asnumpy(), after.asnumpy()
-    floats = _floats(arrays)
-    rows = [a.shape[0] if len(a.shape) > 1 else a.size for a in floats.values()]
-    scale = np.repeat(np.maximum.reduceat(np.abs(one), np.cumsum([0, *rows[:-1]])), rows)
-    with np.errstate(invalid="ignore"):  # the difference of infinities
-        close = np.abs(one - other) <= ROUNDING * scale
-    differs = ~(close | (one == other) | (np.isnan(one) & np.isnan(other)))
-    if differs.any():
-        first, *others = dict.fromkeys(np.repeat(list(floats), rows)[differs].tolist())
-        more = f" and {len(others)} others were" if others else " was"
+    changed = []
+    for name, other in after.items():
+        one, two = before[name].asnumpy(), other.asnumpy()
+        with np.errstate(invalid="ignore"):  # the difference of infinities
+            close = np.abs(one - two) <= ROUNDING * np.abs(one).max()
+        if not (close | (one == two) | (np.isnan(one) & np.isnan(two))).all():
+            changed.append(name)
+    if changed:
+        more = f" and {len(changed) - 1} others were" if len(changed) > 1 else " was"
         raise MemongerError(
-            f"{first!r}{more} changed between a forward pass and its backward pass, which computes "
-            "results again from it; change parameters after backward(), or train without a plan"
+            f"{changed[0]!r}{more} changed between a forward pass and its backward pass, which "
+            "computes results again from it; change parameters after backward(), or train without "
+            "a plan"
         )
-
-
-def _floats(arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    return {n: a for n, a in arrays.items() if np.dtype(a.dtype).kind == "f" and a.size}
 
 
 @functools.lru_cache(maxsize=None)
