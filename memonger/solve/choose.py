@@ -512,6 +512,11 @@ def _advise(solution: Solution) -> Solution:
     elif saved < SMALL_SAVING * pool:
         text = f"the plan saves {100 * saved / pool:.1f} % of {format_size(pool)}"
         warnings.append(f"{text}: {explain_little(facts)}")
+    more = memory.judged_bytes - unplanned.judged_bytes
+    if not useless and more > 0 and solution.way == SCHEDULE:
+        text = f"this schedule takes turns at {memory.held.spaces} temporary spaces on a CPU, and "
+        text += f"with them {format_size(more)} more than no plan"
+        warnings.append(f"{text}; put MXNET_CPU_TEMP_COPY=1 before the command, or use marks")
     if saved < SMALL_SAVING * pool and solution.way == MARKS and facts.rules.watches_layouts:
         text = "some operators are kept so that MKLDNN uses the same layouts as without a plan, "
         others = "how='schedule', ctx='gpu' (a plan for GPUs) or MXNET_MKLDNN_ENABLED=0"

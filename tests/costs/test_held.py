@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
+import re
 from typing import Any, NamedTuple
 
 import memonger
@@ -80,6 +81,24 @@ def test_temporary_spaces_at_which_a_schedule_takes_turns_are_judged(
     of_marks, of_schedule = (by_how[how].temporary_bytes for how in ("marks", "schedule"))
     assert of_marks == 2 * 4 * math.prod(shapes["data"]) and of_schedule == int(spaces) * of_marks
     assert (memonger.plan(symbol, shapes, **asked).schedule is not None) == is_schedule
+
+
+@pytest.mark.parametrize(("spaces", "depth"), [("1", 4), ("4", 12), ("4", 4)])
+def test_a_schedule_that_takes_more_with_its_temporary_spaces_says_so(
+    spaces: str, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MXNET_CPU_TEMP_COPY", spaces)
+    symbol, shapes = rectified(depth)
+    asked = {"ctx": mx.cpu(), "patience": PATIENCE, "how": "schedule"}
+    plan = memonger.plan(symbol, shapes, **asked)
+    assert plan.recomputed
+    assert len(plan.warnings) == ((spaces, depth) == ("4", 4))
+    for warning in plan.warnings:
+        assert re.fullmatch(
+            r"this schedule takes turns at 4 temporary spaces on a CPU, and with them \d+\.\d KiB "
+            "more than no plan; put MXNET_CPU_TEMP_COPY=1 before the command, or use marks",
+            warning,
+        )
 
 
 class Classifier(NamedTuple):
