@@ -7,7 +7,8 @@ read it. An input in ``FIgnoreInputs`` is not read at all.
 
 Python cannot read these attributes from MXNet. The tables name the source files of 1.9.1, below
 ``src/operator``, that register them (BINARY is the macro ``MXNET_OPERATOR_REGISTER_BINARY``, and so
-on). CPU and GPU builds, both with MKLDNN, agree if pointwise fusion is off.
+on; a ``-inl.h`` alone has legacy operators). CPU and GPU builds, both with MKLDNN, agree if
+pointwise fusion is off.
 
 The tables describe what MXNet does, even where its code has a mistake: ``OpBackInplaceOption`` in
 ``src/nnvm/legacy_op_util.cc`` offers the last gradient of a legacy operator instead of the first.
@@ -16,7 +17,7 @@ The tables describe what MXNet does, even where its code has a mistake: ``OpBack
 from __future__ import annotations
 
 import re
-from typing import Callable, Iterator, Tuple
+from typing import Callable, Tuple
 
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Attributes
@@ -33,118 +34,166 @@ _FIRST_TO_SECOND: Options = ((0, 1, False),)
 _FIRST_TO_BOTH: Options = ((0, 0, False), (0, 1, False))
 _SAME: Options = ((0, 0, True),)
 
-#: Options -> the operators that have them, in the form that `expand` reads.
-_TABLE: dict[Options, str] = {
-    _FIRST: """
-        # tensor/elemwise_binary_scalar_op*.cc (BINARY_SCALAR), elemwise_scatter_op.cc
-        _{}_scalar: backward_div backward_mul div equal greater greater_equal hypot lesser
-        lesser_equal logical_and logical_or logical_xor maximum minimum minus mod mul not_equal plus
-        power rdiv rminus rmod rpower scatter_minus scatter_plus
-        # nn/{activation,dropout,group_norm,layer_norm,softmax*,softmin,log_softmax,moments}.cc;
-        # leaky_relu.cc, softmax_output.cc, regression_output.cc
-        {},_backward_{}: Activation Dropout LeakyReLU SoftmaxActivation SoftmaxOutput
-        {}: GroupNorm LayerNorm LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput
-        log_softmax moments smooth_l1 softmax softmin
-        # tensor/la_op.cc
-        _linalg_{},_backward_linalg_{}: gelqf inverse potrf syevd
-        {}: _linalg_potri
-        # image/image_random.cc, image_random-inl.h
-        _image_{}: adjust_lighting flip_left_right flip_top_bottom normalize
-        _image_random_{}: brightness color_jitter contrast flip_left_right flip_top_bottom hue
-        lighting saturation
-        # tensor/elemwise_sum.cc (only the first of its inputs), matrix_op.cc; random/shuffle_op.cc;
-        # contrib/transformer.cc, quadratic_op.cc, gradient_multiplier_op.cc
-        {}: _contrib_backward_gradientmultiplier _contrib_div_sqrt_dim _contrib_quadratic _shuffle
-        _slice_assign _slice_assign_scalar add_n
-        # Legacy: identity_attach_KL_sparse_reg-inl.h, l2_normalization-inl.h, make_loss-inl.h,
-        # sequence_mask-inl.h, svm_output-inl.h
-        IdentityAttachKLSparseReg MakeLoss SVMOutput SequenceMask
-        _backward_IdentityAttachKLSparseReg _backward_L2Normalization
-        # tensor/elemwise_unary_op.h (UNARY); contrib/stes_op.cc
-        _contrib_round_ste _contrib_sign_ste abs arccos arccosh arcsin arcsinh arctan arctanh cbrt
-        ceil cos cosh degrees erf erfinv exp expm1 fix floor gamma gammaln hard_sigmoid log log10
-        log1p log2 logical_not negative radians rcbrt reciprocal relu rint round rsqrt sigmoid sign
-        sin sinh softsign sqrt square tan tanh trunc
-        # numpy/: np_{elemwise_unary_op_basic,true_divide,elemwise_broadcast_*,diff,ediff1d_op}.cc,
-        # np_{cumsum,tril_op,boolean_mask_assign}.cc, linalg/np_potrf.cc
-        _npx_{}: relu sigmoid
-        _npi_{}: absolute arccos arccosh arcsin arcsinh arctan arctanh around cbrt ceil cos cosh
-        degrees exp expm1 fix floor isfinite isinf isnan isneginf isposinf log log10 log1p log2
-        logical_not nan_to_num negative radians reciprocal rint sign sin sinh sqrt square tan tanh
-        trunc arctan2 boolean_mask_assign_scalar boolean_mask_assign_tensor cholesky diff ediff1d
-        tril
-        _npi_{}_scalar: bitwise_and bitwise_or bitwise_xor equal greater greater_equal lcm less
-        less_equal not_equal rtrue_divide true_divide
-        {}: _np_cumsum
-    """,
-    _SAME: """
-        # tensor/elemwise_unary_op_basic.cc, matrix_op.cc, amp_cast.cc, indexing_op.cc;
-        # contrib/gradient_multiplier_op.cc
-        {}: BlockGrad Cast Flatten Reshape _contrib_gradientmultiplier _copy expand_dims
-        _identity_with_attr_like_rhs _scatter_set_nd amp_cast make_loss reshape_like
-        _backward_{}: amp_cast cast copy hard_sigmoid reshape
-        _np_{}: copy reshape  # numpy/np_{elemwise_unary_op_basic,matrix_op}.cc
-        _npx_{}: reshape
-    """,
-    _EITHER: """
-        # tensor/elemwise_binary_op.h (BINARY), elemwise_binary_broadcast_op.h (BINARY_BROADCAST)
-        _{},broadcast_{}: equal greater greater_equal hypot lesser lesser_equal logical_and
-        logical_or logical_xor maximum minimum mod not_equal power
-        broadcast_{},elemwise_{}: add div mul sub
-        {}: _grad_add _scatter_elemwise_div
-        # Gradients made by BINARY: tensor/elemwise_unary_op_*.cc, elemwise_binary_scalar_op_*.cc
-        _backward_{}_scalar: hypot maximum minimum mod power rdiv rmod rpower
-        _backward_{}: abs arccos arccosh arcsin arcsinh arctan arctanh cbrt cos cosh degrees erf
-        erfinv expm1 gamma gammaln log log10 log1p log2 radians rcbrt reciprocal relu rsqrt sigmoid
-        sign sin sinh smooth_l1 softsign sqrt square tan tanh
-        # numpy/np_{elemwise_broadcast_*,true_divide}.cc
-        _npi_{}: add bitwise_and bitwise_or bitwise_xor copysign equal greater greater_equal hypot
-        lcm ldexp less less_equal mod multiply not_equal power subtract true_divide
-        _backward_npi_{}_scalar: arctan2 ldexp rarctan2 rldexp
-    """,
-    # tensor/elemwise_binary_op_*.cc, elemwise_binary_broadcast_op_*.cc, la_op.cc
-    # numpy/np_{elemwise_broadcast_*,true_divide}.cc
-    _FIRST_TO_BOTH: "_backward_{},_backward_broadcast_{},_backward_npi_broadcast_{}: add sub",
-    _FIRST_TO_SECOND: """
-        _backward_{},_backward_broadcast_{}: div hypot maximum minimum mod mul power
-        {}: _backward_linalg_trmm
-        _backward_npi_{}: broadcast_div broadcast_mod broadcast_mul broadcast_power copysign hypot
-        ldexp
-    """,
-    _SECOND: """
-        # nn/fully_connected.cc; regression_output.cc; tensor/la_op.cc
-        {}: _linalg_trmm _linalg_trsm
-        _backward_{}: FullyConnected linalg_sumlogdiag linear_reg_out logistic_reg_out mae_reg_out
-        # Legacy: pooling_v1-inl.h (nothing with cuDNN), contrib/fft-inl.h, ifft-inl.h
-        Pooling_v1 _contrib_fft _contrib_ifft
-        _npi_where_{}: lscalar rscalar  # numpy/np_where_op.cc
-    """,
-    # tensor/la_op.cc; numpy/linalg/np_gesvd.cc
-    ((2, 0, False),): "{}: _linalg_gemm _backward_npi_svd",
-    ((2, 1, False),): "{}: _backward_linalg_gemm2",
-    ((2, 1, False), (3, 2, False)): "{}: _backward_linalg_gemm",
-    ((0, 1, False), (1, 0, False)): "{}: _backward_linalg_trsm",
-    # random/pdf_op.cc
-    ((1, 0, False), (2, 1, False)): "_backward_pdf_{}: dirichlet exponential poisson",
-    ((1, 0, False), (2, 1, False), (3, 2, False)): """
-        _backward_pdf_{}: gamma generalized_negative_binomial negative_binomial normal uniform
-    """,
-    ((1, 1, False),): "{}: _backward_SVMOutput",  # legacy: svm_output-inl.h
-    ((1, 0, False), (2, 0, False)): "_npi_{}: where",  # numpy/np_where_op.cc
-    ((0, 2, False),): "_npi_{}: svd",  # numpy/linalg/np_gesvd.cc
-    ((1, 2, False),): "{}: _backward__contrib_count_sketch",  # legacy: contrib/count_sketch-inl.h
+#: Options -> the sources that register them -> the operators that have them.
+_TABLE: dict[Options, dict[str, str]] = {
+    _FIRST: {
+        "tensor/elemwise_binary_scalar_op*.cc (BINARY_SCALAR), elemwise_scatter_op.cc": """
+            _div_scalar _equal_scalar _greater_equal_scalar _greater_scalar _hypot_scalar
+            _lesser_equal_scalar _lesser_scalar _logical_and_scalar _logical_or_scalar
+            _logical_xor_scalar _maximum_scalar _minimum_scalar _minus_scalar _mod_scalar
+            _mul_scalar _not_equal_scalar _plus_scalar _power_scalar _rdiv_scalar _rminus_scalar
+            _rmod_scalar _rpower_scalar _scatter_minus_scalar _scatter_plus_scalar smooth_l1
+            _backward_div_scalar _backward_mul_scalar
+        """,
+        "nn/{activation,dropout,group_norm,layer_norm,log_softmax,moments,softmax*,softmin}.cc": """
+            Activation Dropout GroupNorm LayerNorm SoftmaxActivation log_softmax moments softmax
+            softmin _backward_Activation _backward_Dropout _backward_SoftmaxActivation
+        """,
+        "leaky_relu.cc, softmax_output.cc, regression_output.cc": """
+            LeakyReLU LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput
+            SoftmaxOutput _backward_LeakyReLU _backward_SoftmaxOutput
+        """,
+        "tensor/la_op.cc": """
+            _linalg_gelqf _linalg_inverse _linalg_potrf _linalg_potri _linalg_syevd
+            _backward_linalg_gelqf _backward_linalg_inverse _backward_linalg_potrf
+            _backward_linalg_syevd
+        """,
+        "image/image_random.cc, image_random-inl.h": """
+            _image_adjust_lighting _image_flip_left_right _image_flip_top_bottom _image_normalize
+            _image_random_brightness _image_random_color_jitter _image_random_contrast
+            _image_random_flip_left_right _image_random_flip_top_bottom _image_random_hue
+            _image_random_lighting _image_random_saturation
+        """,
+        "contrib/{gradient_multiplier_op,quadratic_op,stes_op,transformer}.cc": """
+            _contrib_backward_gradientmultiplier _contrib_div_sqrt_dim _contrib_quadratic
+            _contrib_round_ste _contrib_sign_ste
+        """,
+        "random/shuffle_op.cc": "_shuffle",
+        "tensor/matrix_op.cc": "_slice_assign _slice_assign_scalar",
+        "tensor/elemwise_sum.cc (only the first of its inputs)": "add_n",
+        "{identity_attach_KL_sparse_reg,l2_normalization,make_loss,sequence_mask}-inl.h": """
+            IdentityAttachKLSparseReg MakeLoss SequenceMask _backward_IdentityAttachKLSparseReg
+            _backward_L2Normalization
+        """,
+        "svm_output-inl.h": "SVMOutput",
+        "tensor/elemwise_unary_op.h (UNARY)": """
+            abs arccos arccosh arcsin arcsinh arctan arctanh cbrt ceil cos cosh degrees erf erfinv
+            exp expm1 fix floor gamma gammaln hard_sigmoid log log10 log1p log2 logical_not negative
+            radians rcbrt reciprocal relu rint round rsqrt sigmoid sign sin sinh softsign sqrt
+            square tan tanh trunc
+        """,
+        "numpy/np_{elemwise_broadcast_*,elemwise_unary_op_basic,true_divide}.cc": """
+            _npi_absolute _npi_arccos _npi_arccosh _npi_arcsin _npi_arcsinh _npi_arctan _npi_arctan2
+            _npi_arctanh _npi_around _npi_bitwise_and_scalar _npi_bitwise_or_scalar
+            _npi_bitwise_xor_scalar _npi_cbrt _npi_ceil _npi_cos _npi_cosh _npi_degrees
+            _npi_equal_scalar _npi_exp _npi_expm1 _npi_fix _npi_floor _npi_greater_equal_scalar
+            _npi_greater_scalar _npi_isfinite _npi_isinf _npi_isnan _npi_isneginf _npi_isposinf
+            _npi_lcm_scalar _npi_less_equal_scalar _npi_less_scalar _npi_log _npi_log10 _npi_log1p
+            _npi_log2 _npi_logical_not _npi_nan_to_num _npi_negative _npi_not_equal_scalar
+            _npi_radians _npi_reciprocal _npi_rint _npi_rtrue_divide_scalar _npi_sign _npi_sin
+            _npi_sinh _npi_sqrt _npi_square _npi_tan _npi_tanh _npi_true_divide_scalar _npi_trunc
+            _npx_relu _npx_sigmoid
+        """,
+        "numpy/np_{boolean_mask_assign,cumsum,diff,ediff1d_op,tril_op}.cc": """
+            _np_cumsum _npi_boolean_mask_assign_scalar _npi_boolean_mask_assign_tensor _npi_diff
+            _npi_ediff1d _npi_tril
+        """,
+        "numpy/linalg/np_potrf.cc": "_npi_cholesky",
+    },
+    _SAME: {
+        "tensor/{amp_cast,elemwise_unary_op_basic,indexing_op,matrix_op}.cc": """
+            BlockGrad Cast Flatten Reshape _copy _identity_with_attr_like_rhs _scatter_set_nd
+            amp_cast expand_dims make_loss reshape_like _backward_amp_cast _backward_cast
+            _backward_copy _backward_hard_sigmoid _backward_reshape
+        """,
+        "contrib/gradient_multiplier_op.cc": "_contrib_gradientmultiplier",
+        "numpy/np_{elemwise_unary_op_basic,matrix_op}.cc": "_np_copy _np_reshape _npx_reshape",
+    },
+    _EITHER: {
+        "tensor/elemwise_binary{,_broadcast}_op.h (BINARY, BINARY_BROADCAST)": """
+            _equal _grad_add _greater _greater_equal _hypot _lesser _lesser_equal _logical_and
+            _logical_or _logical_xor _maximum _minimum _mod _not_equal _power _scatter_elemwise_div
+            broadcast_add broadcast_div broadcast_equal broadcast_greater broadcast_greater_equal
+            broadcast_hypot broadcast_lesser broadcast_lesser_equal broadcast_logical_and
+            broadcast_logical_or broadcast_logical_xor broadcast_maximum broadcast_minimum
+            broadcast_mod broadcast_mul broadcast_not_equal broadcast_power broadcast_sub
+            elemwise_add elemwise_div elemwise_mul elemwise_sub
+        """,
+        "tensor/{elemwise_unary_op_*,elemwise_binary_scalar_op_*}.cc (gradients by BINARY)": """
+            _backward_abs _backward_arccos _backward_arccosh _backward_arcsin _backward_arcsinh
+            _backward_arctan _backward_arctanh _backward_cbrt _backward_cos _backward_cosh
+            _backward_degrees _backward_erf _backward_erfinv _backward_expm1 _backward_gamma
+            _backward_gammaln _backward_hypot_scalar _backward_log _backward_log10 _backward_log1p
+            _backward_log2 _backward_maximum_scalar _backward_minimum_scalar _backward_mod_scalar
+            _backward_power_scalar _backward_radians _backward_rcbrt _backward_rdiv_scalar
+            _backward_reciprocal _backward_relu _backward_rmod_scalar _backward_rpower_scalar
+            _backward_rsqrt _backward_sigmoid _backward_sign _backward_sin _backward_sinh
+            _backward_smooth_l1 _backward_softsign _backward_sqrt _backward_square _backward_tan
+            _backward_tanh
+        """,
+        "numpy/np_{elemwise_broadcast_*,true_divide}.cc": """
+            _npi_add _npi_bitwise_and _npi_bitwise_or _npi_bitwise_xor _npi_copysign _npi_equal
+            _npi_greater _npi_greater_equal _npi_hypot _npi_lcm _npi_ldexp _npi_less _npi_less_equal
+            _npi_mod _npi_multiply _npi_not_equal _npi_power _npi_subtract _npi_true_divide
+            _backward_npi_arctan2_scalar _backward_npi_ldexp_scalar _backward_npi_rarctan2_scalar
+            _backward_npi_rldexp_scalar
+        """,
+    },
+    _FIRST_TO_BOTH: {
+        "tensor/{elemwise_binary_op_*,elemwise_binary_broadcast_op_*}.cc": """
+            _backward_add _backward_broadcast_add _backward_broadcast_sub _backward_sub
+        """,
+        "numpy/np_{elemwise_broadcast_*,true_divide}.cc": """
+            _backward_npi_broadcast_add _backward_npi_broadcast_sub
+        """,
+    },
+    _FIRST_TO_SECOND: {
+        "tensor/{elemwise_binary_op_*,elemwise_binary_broadcast_op_*}.cc": """
+            _backward_broadcast_div _backward_broadcast_hypot _backward_broadcast_maximum
+            _backward_broadcast_minimum _backward_broadcast_mod _backward_broadcast_mul
+            _backward_broadcast_power _backward_div _backward_hypot _backward_maximum
+            _backward_minimum _backward_mod _backward_mul _backward_power
+        """,
+        "tensor/la_op.cc": "_backward_linalg_trmm",
+        "numpy/np_{elemwise_broadcast_*,true_divide}.cc": """
+            _backward_npi_broadcast_div _backward_npi_broadcast_mod _backward_npi_broadcast_mul
+            _backward_npi_broadcast_power _backward_npi_copysign _backward_npi_hypot
+            _backward_npi_ldexp
+        """,
+    },
+    _SECOND: {
+        "tensor/la_op.cc": "_linalg_trmm _linalg_trsm _backward_linalg_sumlogdiag",
+        "nn/fully_connected.cc, regression_output.cc": """
+            _backward_FullyConnected _backward_linear_reg_out _backward_logistic_reg_out
+            _backward_mae_reg_out
+        """,
+        "pooling_v1-inl.h (nothing with cuDNN)": "_backward_Pooling_v1",
+        "contrib/{fft,ifft}-inl.h": "_backward__contrib_fft _backward__contrib_ifft",
+        "numpy/np_where_op.cc": "_npi_where_lscalar _npi_where_rscalar",
+    },
+    ((2, 0, False),): {
+        "tensor/la_op.cc": "_linalg_gemm",
+        "numpy/linalg/np_gesvd.cc": "_backward_npi_svd",
+    },
+    ((2, 1, False),): {"tensor/la_op.cc": "_backward_linalg_gemm2"},
+    ((2, 1, False), (3, 2, False)): {"tensor/la_op.cc": "_backward_linalg_gemm"},
+    ((0, 1, False), (1, 0, False)): {"tensor/la_op.cc": "_backward_linalg_trsm"},
+    ((1, 0, False), (2, 1, False)): {
+        "random/pdf_op.cc": """
+            _backward_pdf_dirichlet _backward_pdf_exponential _backward_pdf_poisson
+        """,
+    },
+    ((1, 0, False), (2, 1, False), (3, 2, False)): {
+        "random/pdf_op.cc": """
+            _backward_pdf_gamma _backward_pdf_generalized_negative_binomial
+            _backward_pdf_negative_binomial _backward_pdf_normal _backward_pdf_uniform
+        """,
+    },
+    ((1, 1, False),): {"svm_output-inl.h": "_backward_SVMOutput"},
+    ((1, 0, False), (2, 0, False)): {"numpy/np_where_op.cc": "_npi_where"},
+    ((0, 2, False),): {"numpy/linalg/np_gesvd.cc": "_npi_svd"},
+    ((1, 2, False),): {"contrib/count_sketch-inl.h": "_backward__contrib_count_sketch"},
 }
-
-
-def expand(text: str) -> Iterator[str]:
-    """List the names in a text: a word ending with a colon has templates for the words after it."""
-    templates: list[str] = []
-    for word in re.sub("#.*", "", text).split():
-        if word.endswith(":"):
-            templates = word[:-1].split(",")
-        else:
-            yield from (template.format(word) for template in templates)
-
 
 #: Operators whose options are not known: optimizer updates, quantized operators, input readers. All
 #: others have the options in the table, or none.
@@ -160,11 +209,11 @@ _UNKNOWN = re.compile(
 IGNORED: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("_identity_with_attr_like_rhs", "reshape_like"), (1,)),
     **dict.fromkeys(
-        expand("""
-            {}: zeros_like ones_like _contrib_arange_like _npi_full_like
-            _random_{}_like: exponential gamma
-            generalized_negative_binomial negative_binomial normal poisson uniform
-        """),
+        """
+        _contrib_arange_like _npi_full_like ones_like zeros_like
+        _random_exponential_like _random_gamma_like _random_generalized_negative_binomial_like
+        _random_negative_binomial_like _random_normal_like _random_poisson_like _random_uniform_like
+        """.split(),
         (0,),
     ),
 }
@@ -194,8 +243,15 @@ def _softmax_gradient(attrs: Attributes) -> Options:
 
 
 _OPTIONS: dict[str, Options | Callable[[Attributes], Options]] = {
-    **{op: options for options, text in _TABLE.items() for op in expand(text)},
-    **dict.fromkeys(expand("_backward_{}: softmax log_softmax softmin"), _softmax_gradient),
+    **{
+        op: options
+        for options, sources in _TABLE.items()
+        for ops in sources.values()
+        for op in ops.split()
+    },
+    "_backward_log_softmax": _softmax_gradient,
+    "_backward_softmax": _softmax_gradient,
+    "_backward_softmin": _softmax_gradient,
     **dict.fromkeys(
         ("amp_multicast", "_backward_amp_multicast"),  # tensor/amp_cast.cc
         lambda attrs: tuple((i, i, True) for i in range(int(attrs["num_outputs"]))),

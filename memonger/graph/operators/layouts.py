@@ -8,18 +8,21 @@ from __future__ import annotations
 import ast
 from typing import Sequence
 
-from memonger.graph.operators.inplace import expand, reads_overwritten
+from memonger.graph.operators.inplace import reads_overwritten
 from memonger.graph.operators.tensors import Attributes, Tensor
 
 #: Operators that compute in the layout of their inputs (``TIsMKLDNN`` in MXNet's source).
 LAYOUT_AWARE = frozenset(
-    expand("""
-        {},_backward_{}: Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN
-        LeakyReLU Pooling RNN _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast
-        elemwise_add log_softmax softmax
-        {}: Flatten Reshape SoftmaxOutput expand_dims slice transpose _backward_add _backward_copy
-        _backward_contrib_BatchNormWithReLU
-    """)
+    """
+    Activation BatchNorm Concat Convolution Deconvolution Flatten FullyConnected LRN LeakyReLU
+    Pooling RNN Reshape SoftmaxOutput _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast
+    elemwise_add expand_dims log_softmax slice softmax transpose _backward_Activation
+    _backward_BatchNorm _backward_Concat _backward_Convolution _backward_Deconvolution
+    _backward_FullyConnected _backward_LRN _backward_LeakyReLU _backward_Pooling _backward_RNN
+    _backward__contrib_BatchNormWithReLU _backward__copy _backward_add _backward_add_n
+    _backward_amp_cast _backward_amp_multicast _backward_contrib_BatchNormWithReLU _backward_copy
+    _backward_elemwise_add _backward_log_softmax _backward_softmax
+    """.split()
 )
 #: Operators that make blocked tensors from plain ones.
 PRODUCES_BLOCKED = frozenset(
