@@ -28,7 +28,7 @@ os.environ.update(MXNET_ENGINE_TYPE="NaiveEngine", MXNET_EXEC_BULK_EXEC_TRAIN="0
 import memonger  # noqa: E402, F401
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
-from memonger.costs.replay import replay  # noqa: E402
+from memonger.costs.pool import pool  # noqa: E402
 from memonger.costs.time.cpu import CPU_RATES, find_class, find_factors  # noqa: E402
 from memonger.costs.time.roofline import (  # noqa: E402
     count_moved_bytes,
@@ -80,7 +80,7 @@ def time_rows(symbol: Any, shapes: Any, training: TrainingGraph, rounds: int) ->
 
 def read_rows(profile: Any, training: TrainingGraph, rounds: int) -> Any:
     """Read the seconds of each row: the k-th event of an operator is the k-th row of it."""
-    order = replay(training, np.zeros(training.arrays.forward, dtype=np.bool_)).order
+    order = pool(training, np.zeros(training.arrays.forward, dtype=np.bool_)).order
     rows = defaultdict(list)
     for row in order.tolist():
         rows[training.ops[row]].append(row)

@@ -31,7 +31,8 @@ import memonger
 import numpy as np
 from memonger.costs.time.gpus import GPUS, USUAL
 from memonger.costs.time.roofline import predict_times
-from memonger.solve.memory import Memory, predict
+from memonger.costs.usage import Usage
+from memonger.solve.facts import predict
 from memonger.solve.network import read_unplanned
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
@@ -55,7 +56,7 @@ NETWORKS: dict[str, Callable[[], networks.Network]] = {
 }
 
 
-def figures_of(plan: memonger.Plan, unplanned: Memory) -> dict[str, float]:
+def figures_of(plan: memonger.Plan, unplanned: Usage) -> dict[str, float]:
     """Return what a plan takes, as shares."""
     memory = predict(replace(plan.request, symbol=plan.symbol))
     flops = memory.node_flops.astype(np.float64)
@@ -71,7 +72,7 @@ def figures_of(plan: memonger.Plan, unplanned: Memory) -> dict[str, float]:
 
 
 def measure_ours(
-    network: networks.Network, unplanned: Memory, how: str, options: argparse.Namespace
+    network: networks.Network, unplanned: Usage, how: str, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Return the figures of each budget; of one that nothing fits the least that was found."""
     symbol, shapes = network

@@ -22,7 +22,7 @@ from typing import Any, Callable
 import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
-from memonger.costs.replay import replay
+from memonger.costs.pool import pool
 from memonger.costs.bind import bind, read_planned_mb
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.read import forward_graph
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> None:
         training = training_graph(graph)
         built = time.perf_counter() - start
         masks = plans(graph, options.replays)
-        replay(training, masks[0])  # the library is loaded
+        pool(training, masks[0])  # the library is loaded
         allocating: list[float] = []
         binding: list[float] = []
         replaying: list[float] = []
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> None:
             if not options.no_simple_bind:
                 allocating.append(timed(simple_bind, symbol, shapes))
             binding.append(timed(plain_bind, symbol, graph))
-            replaying += [timed(replay, training, mask) for mask in masks]
+            replaying += [timed(pool, training, mask) for mask in masks]
         one, plain = statistics.median(replaying), statistics.median(binding)
         allocated = f"{statistics.median(allocating):.3f}" if allocating else ""
         times = f"{allocated} | {plain:.3f} | {1000 * one:.3f} | {plain / one:.0f}"

@@ -10,9 +10,10 @@ import numpy as np
 from memonger.api.groups import Group, Member, find_groups
 from memonger.api.notebook import write_table
 from memonger.costs.lower_bound import find_lower_bound
+from memonger.costs.usage import Usage
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.solve.describe import NO_OPERATORS
-from memonger.solve.memory import Memory, measure, predict
+from memonger.solve.facts import measure, predict
 from memonger.solve.network import read_network
 from memonger.solve.timeline import find_kept
 from memonger.support.errors import format_size
@@ -182,17 +183,16 @@ def explain(
     request = read_network(net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, devices=devices)
     memory = predict(request)
     memory = measure(request) if memory.inexact else memory
-    line, nodes, peak = memory.timeline, memory.graph.nodes, memory.peak
-    step = memory.replay.training
+    nodes, peak, step = memory.graph.nodes, memory.peak, memory.step
     tensors: list[Alive] = []
-    for k in np.flatnonzero((line.start <= peak) & (line.stop >= peak)):
-        row, output = int(line.row[k]), int(line.output[k])
+    for k in np.flatnonzero((memory.start <= peak) & (memory.stop >= peak)):
+        row, output = int(memory.row[k]), int(memory.output[k])
         (name, op), x = step.name_and_op(row), int(memory.operators[row])
         phase = int(step.phases[row])
         rule = memory.graph.why_kept(x) if x >= 0 and phase == FORWARD else None
         name += f"[{output}]" if output else ""
         shape = step.signatures[row].tensors[output].shape
-        tensors.append(Alive(name, op, KINDS[phase], int(line.nbytes[k]), rule or "", shape))
+        tensors.append(Alive(name, op, KINDS[phase], int(memory.nbytes[k]), rule or "", shape))
     tensors.sort(key=lambda t: -t.nbytes)
     floor = find_lower_bound(memory.training)
     return Explanation(
@@ -270,10 +270,10 @@ class PlanExplanation(NamedTuple):
         return write([f"{choice:10} {text}" for choice, text in self.sums.items()], "choice", rows)
 
 
-def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
+def explain_choices(plan: Plan, memory: Usage) -> PlanExplanation:
     """Explain a Plan tensor by tensor: who reads it, and when, and which rule leaves no choice."""
-    line, nodes, peak = memory.timeline, memory.graph.nodes, memory.peak
-    starts = memory.replay.training.arrays.output_start
+    nodes, peak = memory.graph.nodes, memory.peak
+    starts = memory.step.arrays.output_start
     times = 1 + np.bincount(memory.recomputed, minlength=len(nodes))
     ours = [i for i, n in enumerate(nodes) if not n.is_inserted]
     late = len(nodes) if plan.request.until is None else ours[plan.request.until]
@@ -286,8 +286,8 @@ def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
         return f"{first} and {len(others)} more" if others else first
 
     def why_of(k: int, x: int, output: int) -> tuple[str, str]:
-        """Return why a tensor of the timeline is kept, in a word and in words: the first reason."""
-        entry = int(starts[line.row[k]]) + output
+        """Return why a tensor in the pool is kept, in a word and in words: the first reason."""
+        entry = int(starts[memory.row[k]]) + output
         recomputed, gradients = readers[RECOMPUTED, entry], readers[BACKWARD, entry]
         rule = memory.graph.why_kept(x)
         if (x, output) in memory.graph.heads:
@@ -302,9 +302,9 @@ def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
             return word, f"recomputed from it: {some(recomputed)}"
         if times[x] > 1:
             return "gradient", f"the gradient of {some(gradients)} reads it"
-        if line.nbytes[k] <= negligible:
+        if memory.nbytes[k] <= negligible:
             return "cheap", "it is less than 1/1000 of the peak"
-        if not line.start[k] <= peak <= line.stop[k]:
+        if not memory.start[k] <= peak <= memory.stop[k]:
             return "cheap", "it is gone at the peak"
         if has_budget:
             return "budget", "the budget allows it, and recomputing it takes time"
@@ -313,26 +313,25 @@ def explain_choices(plan: Plan, memory: Memory) -> PlanExplanation:
     tensors: list[Choice] = []
     is_kept = find_kept(memory)
     for k in find_results(memory):
-        output, x = int(line.output[k]), int(memory.operators[line.row[k]])
+        output, x = int(memory.output[k]), int(memory.operators[memory.row[k]])
         choice, (why, reason) = "recomputed" if times[x] > 1 else "freed", ("", "")
         if is_kept[k]:
             choice, (why, reason) = "kept", why_of(k, x, output)
         name = nodes[x].name + (f"[{output}]" if output else "")
-        shape = memory.replay.training.signatures[line.row[k]].tensors[output].shape
-        nbytes = int(line.nbytes[k])
+        shape = memory.step.signatures[memory.row[k]].tensors[output].shape
+        nbytes = int(memory.nbytes[k])
         tensors.append(Choice(name, nodes[x].op, nbytes, choice, int(times[x]), why, reason, shape))
     return PlanExplanation(tuple(tensors))
 
 
-def find_results(memory: Memory) -> Int64s:
-    """Find the places in the timeline of what operators compute in the forward pass."""
-    line = memory.timeline
-    return np.flatnonzero((line.kind == FORWARD) & (memory.operators[line.row] >= 0))
+def find_results(memory: Usage) -> Int64s:
+    """Find the tensors in the pool that operators compute in the forward pass."""
+    return np.flatnonzero((memory.kind == FORWARD) & (memory.operators[memory.row] >= 0))
 
 
-def _readers(memory: Memory) -> Mapping[tuple[int, int], Mapping[int, None]]:
+def _readers(memory: Usage) -> Mapping[tuple[int, int], Mapping[int, None]]:
     """Return the operators, as they run, that read each tensor in a phase: by (phase, entry)."""
-    t, order, entry = memory.replay.training.arrays, memory.replay.order, memory.replay.step.entry
+    t, order, entry = memory.step.arrays, memory.order, memory.entry
     readers: defaultdict[tuple[int, int], dict[int, None]] = defaultdict(dict)
     for phase in (RECOMPUTED, BACKWARD):
         for row in order[memory.find_places(phase)].tolist():

@@ -19,14 +19,15 @@ from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.api.notebook import write_table
 from memonger.api.report import PLACING, Reported
 from memonger.costs.time.times import find_times
+from memonger.costs.usage import Usage
 from memonger.graph import inputs, marks
 from memonger.graph.forward import INSERTED, RECORD, insert_identities
 from memonger.graph.inputs import InputSpec, check_symbol, drop_old_types, read_shapes
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
 from memonger.solve.choose import Solution, describe_slowest, describe_unmet
+from memonger.solve.facts import predict
 from memonger.solve.limits import Limits
-from memonger.solve.memory import Memory, predict
 from memonger.solve.network import Network, fingerprint, read_mxnet_variables, read_structure
 from memonger.solve.selection import Selection
 from memonger.support import files
@@ -344,13 +345,13 @@ class Plan(Reported):
         files.write(file, json.dumps(whole).encode())
 
     @cached_property
-    def _memory(self) -> Memory:
-        """The replay of a training step with the plan; that of the search, if it was made here."""
+    def _memory(self) -> Usage:
+        """The memory of a training step with the plan; that of the search, if it was made here."""
         return predict(replace(self.request, symbol=self.symbol))
 
     @cached_property
-    def _unplanned(self) -> Memory:
-        """The replay of a training step without the plan."""
+    def _unplanned(self) -> Usage:
+        """The memory of a training step without the plan."""
         return predict(self.request)
 
     def __getstate__(self) -> dict[str, Json]:

@@ -13,8 +13,8 @@ from memonger.solve.by_marks import refuse_marks
 from memonger.solve.by_schedules import estimate_least
 from memonger.solve.choose import BARE, ONE_MORE_PASS, solve
 from memonger.solve.facts import Facts
+from memonger.solve.facts import measure as measured
 from memonger.solve.limits import Limits, check_keywords, read_limits
-from memonger.solve.memory import measure as measured
 from memonger.solve.network import read_network, read_unplanned
 from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
@@ -432,7 +432,7 @@ def make_mirror_plan(
         return marks.write(network.symbol, bare)
     applied_rules = facts.rules
     mask = applied_rules.apply(bare)
-    cost, ruled_cost = (applied_rules.plan_memory(m).pool_bytes // MB for m in (bare, mask))
+    cost, ruled_cost = (applied_rules.plan_memory(m).planned_bytes // MB for m in (bare, mask))
     log.info("cost=%d MiB before the rules, %d MiB with them", cost, ruled_cost)
     return marks.write(network.symbol, mask, applied_rules.native(mask))
 

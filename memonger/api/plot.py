@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from memonger.costs.usage import Usage
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
-from memonger.solve.memory import Memory
 from memonger.support import files
 from memonger.support.errors import MB, MemongerError
 
@@ -31,7 +31,7 @@ STYLE: dict[str, object] = {"font.size": 12, "axes.titlesize": 14, "axes.titlelo
 STYLE.update({"axes.spines.right": False, "axes.spines.top": False, "legend.frameon": False})
 
 
-def plot_memory(file: files.Path | None, panels: Mapping[str, Memory]) -> Figure:
+def plot_memory(file: files.Path | None, panels: Mapping[str, Usage]) -> Figure:
     """Draw memory over the training step, a panel for each title."""
     with _picture(file) as figure:
         rows = np.atleast_1d(figure.subplots(len(panels), 1, sharey=True))
@@ -46,12 +46,12 @@ def plot_memory(file: files.Path | None, panels: Mapping[str, Memory]) -> Figure
     return figure
 
 
-def _panel(axes: Axes, memory: Memory) -> None:
-    replay, peak = memory.replay, memory.peak
-    runs = ~replay.training.arrays.variable[replay.order]  # variables take no time
+def _panel(axes: Axes, memory: Usage) -> None:
+    peak, order = memory.peak, memory.order
+    runs = ~memory.step.arrays.variable[order]  # variables take no time
     places = np.arange(int(runs.sum()) + 1)  # the last one has an end too
     names, colours = zip(*COLOURS.values())
-    lives = [memory.timeline.live_bytes(kind)[runs] for kind in COLOURS]
+    lives = [memory.count_live(kind)[runs] for kind in COLOURS]
     stacks = [np.append(live, live[-1:]) / MB for live in lives]
     axes.stackplot(places, *stacks, colors=colours, labels=names, step="post", linewidth=0)
     x, y = runs[:peak].sum() + 0.5, memory.live[peak] / MB
@@ -59,7 +59,7 @@ def _panel(axes: Axes, memory: Memory) -> None:
     lines = [f"peak {y:.1f} MiB alive at once", *textwrap.wrap("in " + memory.running, 64)]
     text = "\n".join(f"  {line}  " for line in lines)
     axes.text(x, y, text, ha="right" if x > 0.55 * len(places) else "left", va="bottom")
-    phases = replay.training.phases[replay.order][runs]
+    phases = memory.step.phases[order][runs]
     border = np.flatnonzero(phases == FORWARD).max(initial=-1) + 1
     axes.axvline(border, color="black", linewidth=1, linestyle=":")
     axes.text(border, 1, " backward pass", va="top", transform=axes.get_xaxis_transform())

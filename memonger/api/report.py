@@ -23,8 +23,9 @@ from memonger.api.groups import Member, find_groups
 from memonger.api.notebook import Page
 from memonger.costs.time.roofline import Times
 from memonger.costs.time.times import find_times
+from memonger.costs.usage import Usage
+from memonger.solve.facts import count_state_bytes
 from memonger.solve.limits import OPTIONS, Budget, flag_of, read_budget
-from memonger.solve.memory import Memory, count_state_bytes
 from memonger.solve.network import Network, read_structure
 from memonger.solve.timeline import NONE, find_rows, list_alive, list_operators
 from memonger.support import files
@@ -266,7 +267,7 @@ def _predict_times(plan: Plan) -> Times:
     return find_times(plan._unplanned.training, device)
 
 
-def _groups(memory: Memory, operators: Mapping[str, Sequence[Json]]) -> list[str]:
+def _groups(memory: Usage, operators: Mapping[str, Sequence[Json]]) -> list[str]:
     """Return the name of each operator's group."""
     tensors = [memory.graph.shown_tensors(i) for i in memory.graph.operators]
     shapes = [shown[0].shape if shown else () for shown in tensors]
@@ -289,7 +290,7 @@ def _choices(
     reasons = {}
     for place, choice in zip(places.tolist(), explanation.tensors):
         reasons[place] = choice.reason if has_reasons else ""
-        node = memory.operators[memory.timeline.row[place]]
+        node = memory.operators[memory.row[place]]
         row = int(rows[node])
         if row == NONE:
             continue

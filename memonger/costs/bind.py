@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Iterable, Mapping
 
+from memonger.costs.usage import Usage
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import bind_inferred, makes_rows, unallocated
+from memonger.support.allocator import trim_heap
 from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import Settings, environment, mx, without_notices
 from memonger.support.types import Context, Executor, Symbol
@@ -66,6 +69,14 @@ def bind(
                 "write act_type='leaky', which is the default, or set MXNET_USE_FUSION=0"
             )
         raise MemongerError(f"MXNet cannot bind this network on {ctx}: {why}") from None
+
+
+def confirm(memory: Usage, symbol: Symbol, ctx: Context, request: str | Mapping[str, str]) -> Usage:
+    """Bind a symbol whose pool was predicted, and return the memory with MXNet's own total."""
+    with trim_heap():
+        executor = bind(symbol, memory.graph, ctx, memory.training.wanted, request)
+        total = read_planned_mb(executor)
+    return replace(memory, bound=total)
 
 
 def has_mkldnn(ctx: Context) -> bool:

@@ -1,4 +1,4 @@
-"""Count the memory that a training step takes on a device, with the arrays that operators hold.
+"""Find the memory that operators of a training step hold on a device, beside the pool.
 
 An operator with a state (``FCreateOpState``) may hold arrays outside the pool. Of the operators
 that are trained, only ``RNN`` does. It is never recomputed (``ForwardGraph.why_kept``), so no plan
@@ -14,13 +14,11 @@ measures each.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Iterable, Mapping, Sequence
+from typing import Callable, Mapping, Sequence
 
 import numpy as np
 
-from memonger.costs.replay import Replay
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.operators.layouts import REQUESTS_NONE, copies_in_place
 from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.errors import MB
@@ -78,32 +76,6 @@ def find_held(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
     return Held(device_type, tuple(arrays), temporary, mkldnn, spaces)
 
 
-def count_temporary(step: Replay, held: Held, is_schedule: bool) -> int:
-    """Count the bytes of the temporary spaces of a training step.
-
-    They depend on the plan, where MKLDNN copies what is written in place. With ``is_schedule``
-    operators take turns at ``held.spaces``. The number of requests in a step is hardly ever a
-    multiple of that of spaces, so in time each space gets the largest request.
-    """
-    t, blocks, entry = step.training.arrays, step.blocks, step.step.entry
-    used, own = 0, 0  # by MKLDNN: of a temporary space; beside it
-    for row in step.order.tolist() if held.mkldnn else ():
-        op, attrs, _, _, options, tensors = step.training.signatures[row]
-        if not tensors or not copies_in_place(op, attrs, tensors[0]):
-            continue
-        block = blocks[t.output_start[row]]
-        reads = [entry[t.read_start[row] + j] for j, k, _ in options if k == 0]
-        if block >= 0 and block in blocks[reads]:
-            if op in REQUESTS_NONE:
-                own = max(own, tensors[0].nbytes)
-            else:
-                used = max(used, tensors[0].nbytes)
-    # MKLDNN's operators request twice what the largest has used so far (``TmpMemMgr::Init`` in
-    # ``src/operator/nn/mkldnn/mkldnn_base-inl.h``), so that half of it is never written.
-    largest = max(held.temporary, 2 * used if 2 * used <= FROM_HEAP else used)
-    return (held.spaces if is_schedule else 1) * largest + own
-
-
 def round_for_gpu(nbytes: ArrayLike) -> Int64s:
     """Return the bytes that MXNet allocates on a GPU for arrays of these sizes in bytes."""
     # src/storage/pooled_storage_manager.h; by default to pages, above 2 MB to blocks of 2 MB
@@ -124,24 +96,6 @@ def round_for_gpu(nbytes: ArrayLike) -> Int64s:
 def _round_up(sizes: Int64s, unit: int) -> Int64s:
     """Round sizes up to multiples of a unit."""
     return -(-sizes // unit) * unit
-
-
-def count_device_bytes(
-    step: Replay, gradients: Iterable[Tensor], held: Held, temporary: int, pool_bytes: int
-) -> int:
-    """Count the bytes that a training step takes on a device.
-
-    They are the pool, variables, ``gradients`` (which have arrays of their own), what operators
-    hold, and their ``temporary`` space. If ``pool_bytes`` differs from the replayed pool, all
-    blocks are scaled by one factor.
-    """
-    t, blocks = step.training.arrays, step.block_bytes()
-    if pool_bytes != blocks.sum():
-        blocks = np.ceil(blocks * (pool_bytes / max(1, blocks.sum()))).astype(np.int64)
-    variables = t.output_start[step.order[t.variable[step.order]]]
-    others = [*[tensor.nbytes for tensor in gradients], *held.arrays, temporary]
-    nbytes = np.concatenate([blocks, t.elements[variables] * t.itemsize[variables], others])
-    return int((round_for_gpu(nbytes) if held.device_type == GPU else nbytes).sum())
 
 
 def _is_by_mkldnn(attrs: Mapping[str, str], data: Tensor) -> bool:

@@ -1,7 +1,7 @@
 /* Predicts the layouts that MKLDNN gives to the tensors of a training step; see layouts.py. */
 #pragma once
 
-#include "costs/replay.h"
+#include "costs/pool.h"
 
 /* Facts about the layouts in a training graph. */
 typedef struct {

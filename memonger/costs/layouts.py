@@ -18,7 +18,6 @@ from typing import List, Sequence, Tuple
 
 import numpy as np
 
-from memonger.costs.replay import find_adding_rows
 from memonger.graph.arrays import GraphArrays, Signature, Step
 from memonger.graph.operators.inplace import reads_overwritten
 from memonger.graph.operators.layouts import BY_SHAPE, layout_of_output, layouts_of_inputs
@@ -67,8 +66,7 @@ def find_layouts(training: StepGraph, scoring: bool = False) -> LayoutArrays:
         code[code == USUAL] = CHOSEN
     read = ~t.read_ignored
     shape = np.array([hash(x.shape) for signature in signatures for x in signature.tensors])
-    adding = find_adding_rows(training)
-    return LayoutArrays(code, number, shape, shows & read, plays & read, adding)
+    return LayoutArrays(code, number, shape, shows & read, plays & read, training.adds_gradients)
 
 
 def _find_facts(signature: Signature, data: Tensor | None) -> Facts:
@@ -125,7 +123,6 @@ def find_wrong_poolings(training: TrainingGraph) -> list[int]:
     pairs = read_with_workspace(t, np.array(training.ops))
     if not pairs:
         return []
-    step = compiled.find_step(t, np.zeros(t.forward, dtype=np.bool_))
-    _, read, _ = compiled.follow_layouts(t, find_layouts(training), step)
+    _, read, _ = compiled.follow_layouts(t, find_layouts(training), training.unmarked)
     wrong = (one for one, other in pairs if read[other] not in (ANY_LAYOUT, read[one]))
     return [int(np.searchsorted(t.read_start, one, side="right")) - 1 for one in wrong]

@@ -10,7 +10,7 @@ from memonger.costs.bind import has_mkldnn
 from memonger.graph.read import forward_graph
 from memonger.graph.training import HEAD_COPY, NO_NODE, training_graph
 from memonger.schedules.execution.symbol import ScheduledSymbol
-from memonger.solve.memory import find_wanted
+from memonger.solve.facts import find_wanted
 from memonger.support.errors import MemongerError, format_size
 
 

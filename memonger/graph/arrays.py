@@ -79,7 +79,8 @@ class GraphArrays(Struct):
     def read_entry(self) -> Int32s:
         """The entry of each read if nothing is recomputed, (reads,); 0 if it is LEFT_OUT."""
         there = self.read_row != LEFT_OUT
-        return np.where(there, self.output_start[self.read_row] + self.read_output, 0)
+        entry = self.output_start[self.read_row] + self.read_output
+        return np.where(there, entry, 0).astype(np.int32)
 
     @property
     def head_entry(self) -> Int32s:
@@ -224,6 +225,14 @@ def graph_arrays(
         before_start=start[: forward + 1],
         before_row=before_row[: start[forward]],
     )
+
+
+def run_all(t: GraphArrays) -> Step:
+    """Return the step in which all rows run, in the order of their numbers."""
+    entry, head = t.read_entry, t.head_entry
+    reads = np.bincount(np.append(entry[t.read_holds], head), minlength=len(t.elements))
+    order = np.arange(len(t.variable), dtype=np.int32)
+    return Step(order=order, entry=entry, head=head, reads=reads.astype(np.int32))
 
 
 def list_reads(rows: Struct) -> list[list[tuple[int, int]]]:

@@ -18,7 +18,16 @@ from typing import Iterable, Mapping, Sequence
 import numpy as np
 
 from memonger.graph import arrays
-from memonger.graph.arrays import BACKWARD, FORWARD, KEPT, RECOMPUTED, GraphArrays, Read, Signature
+from memonger.graph.arrays import (
+    BACKWARD,
+    FORWARD,
+    KEPT,
+    RECOMPUTED,
+    GraphArrays,
+    Read,
+    Signature,
+    Step,
+)
 from memonger.graph.forward import Entry, ForwardGraph, no_collection
 from memonger.graph.operators import gradients
 from memonger.graph.operators.gradients import ZEROS, GradientFacts, Operator, OperatorGradient
@@ -26,7 +35,7 @@ from memonger.graph.operators.tensors import DENSE, Attributes, Tensors
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 from memonger.support.mxnet import Settings
-from memonger.support.types import Int64s
+from memonger.support.types import Bools, Int64s
 
 Reads = Sequence[Read]
 
@@ -49,9 +58,19 @@ class StepGraph:
     #: Row without an operator, such as a sum of gradients -> the tensor whose gradient it is.
     gradient_of: Mapping[int, Entry]
 
+    @property
+    def training(self) -> TrainingGraph:
+        """The training graph of the network without a schedule."""
+        raise NotImplementedError
+
     @cached_property
     def ops(self) -> list[str]:
         return [signature.op for signature in self.signatures]
+
+    @cached_property
+    def adds_gradients(self) -> Bools:
+        """Whether each row adds one gradient to another, (rows,)."""
+        return np.array([op == "_grad_add" for op in self.ops], dtype=np.bool_)
 
     def name_and_op(self, row: int) -> tuple[str, str]:
         """Return the name and the kind of the operator to which a row belongs.
@@ -93,10 +112,20 @@ class TrainingGraph(StepGraph):
     facts: tuple[GradientFacts, ...]  # of each forward node
     gradients: Mapping[int, OperatorGradient]  # operator with a gradient -> its gradient
     same: tuple[int, ...]  # forward node -> the node with which MXNet merges it, or itself
-    inexact: tuple[str, ...]  # why the replay may differ from MXNet; empty if it is exact
+    inexact: tuple[str, ...]  # why a plan of its memory may differ from MXNet's; usually empty
     wanted: tuple[int, ...]  # the arguments that get a gradient
     waits: tuple[tuple[int, int], ...]  # (gradient row, row that must have run before), in order
     unobserved: Mapping[int, str]  # operator whose gradient cannot be observed -> why
+
+    @property
+    def training(self) -> TrainingGraph:
+        return self
+
+    @cached_property
+    def unmarked(self) -> Step:
+        """The rows that run if nothing is recomputed."""
+        step: Step = compiled.find_step(self.arrays, np.zeros(self.arrays.forward, dtype=np.bool_))
+        return step
 
     @property
     def kept_bytes(self) -> int:

@@ -15,7 +15,7 @@ from typing import Collection, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from memonger.costs.layouts import PLAIN
-from memonger.costs.replay import find_added_in_place, replay
+from memonger.costs.pool import find_added_in_place, pool
 from memonger.graph.arrays import Signature, Signatures, join_columns, list_reads
 from memonger.graph.forward import FLOAT, ForwardGraph, RowEntry, no_collection
 from memonger.graph.operators.added import is_fixed_gamma
@@ -97,12 +97,12 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
     expected = None
     in_place: dict[int, bool] = {}
     if blocked or overwriting:
-        unplanned = replay(training, np.zeros(t.forward, dtype=np.bool_))
-        expected = Expected(unplanned) if blocked else None
+        block = pool(training, np.zeros(t.forward, dtype=np.bool_)).block
+        expected = Expected(training) if blocked else None
         in_place = dict.fromkeys(expected.overwriting if expected else (), True)
         for row in overwriting:
             source, k = int(t.read_row[t.read_start[row]]), int(t.read_output[t.read_start[row]])
-            read, written = unplanned.blocks[t.output_start[[source, row]] + [k, 0]]
+            read, written = block[t.output_start[[source, row]] + [k, 0]]
             in_place[row] = bool(read == written >= 0)
     if mkldnn and expected is not None:
         _refuse_blocked_sums(training, expected, added)
@@ -217,7 +217,7 @@ def find_unwritten_biases(training: TrainingGraph) -> set[RowEntry]:
     t = training.arrays
     reads = list_reads(t)
     walk = [row for row in t.walk_row.tolist() if row >= 2 * t.forward]
-    read_counts = compiled.find_step(t, np.zeros(t.forward, dtype=np.bool_)).reads
+    read_counts = training.unmarked.reads
     unwritten = set()
     for row in (row for row in walk if training.ops[row] == "_backward_FullyConnected"):
         head, output = reads[row][0]

@@ -2,7 +2,7 @@
 
 MKLDNN's layouts depend on the memory plan (``costs.layouts``), and a schedule has another memory
 plan than the network. This module follows the layouts of both. Where they differ and results depend
-on the layout, it inserts an operator (`training_step.insert_operators`):
+on the layout, it inserts an operator (`training_step.splice`):
 
 - a Reshape to the same shape, in place, which makes any layout plain;
 - ``add_n`` of one tensor, a copy in the same layout, over which the next operator then writes in
@@ -19,10 +19,9 @@ import numpy as np
 
 from memonger.costs import layouts as mkldnn
 from memonger.costs.layouts import ADDED, ANY_LAYOUT, IN_PLACE, NOT_IN_PLACE, PLAIN
-from memonger.costs.replay import Replay
-from memonger.graph.arrays import gather
+from memonger.graph.arrays import gather, run_all
 from memonger.graph.operators.layouts import AXES
-from memonger.graph.training import StepGraph
+from memonger.graph.training import StepGraph, TrainingGraph
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 from memonger.support.types import Bools, Int32s, Int64s
@@ -46,16 +45,14 @@ class Insert(NamedTuple):
 
 
 class Expected:
-    """The layouts of a network without a schedule, given its Replay."""
+    """The layouts of a network without a schedule."""
 
-    def __init__(self, unplanned: Replay) -> None:
-        training = unplanned.training
-        t = self.arrays = training.arrays
+    def __init__(self, training: TrainingGraph) -> None:
+        t, step = training.arrays, training.unmarked
+        self.arrays = t
         layouts = mkldnn.find_layouts(training, scoring=True)
-        self.output_layout, self.read_layout, self.place = compiled.follow_layouts(
-            t, layouts, unplanned.step
-        )
-        self.matters = mkldnn.find_mattering(training, layouts, unplanned.step)
+        self.output_layout, self.read_layout, self.place = compiled.follow_layouts(t, layouts, step)
+        self.matters = mkldnn.find_mattering(training, layouts, step)
         in_place = (layouts.code == IN_PLACE) & (self.place != NOT_IN_PLACE)
         rows = np.flatnonzero(in_place[t.output_start[:-1]])
         #: Rows that crash in MKLDNN unless they overwrite their blocked input.
@@ -69,8 +66,7 @@ class Expected:
         The layouts of later rows are computed as if the operators were inserted. ``source`` is as
         in `Rows`, and ``block`` as in `Lifetimes`.
         """
-        t = training.arrays
-        step = compiled.find_step(t, np.zeros(0, dtype=np.bool_))
+        t, step = training.arrays, run_all(training.arrays)
         layouts = mkldnn.find_layouts(training, scoring=True)
         reader, place, inside = _counterparts(t.read_start, self.arrays.read_start, source)
         want_read = np.where(inside & layouts.shows, self.read_layout[place], ANY_LAYOUT)

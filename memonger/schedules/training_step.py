@@ -9,8 +9,9 @@ from typing import Mapping, Sequence, Tuple
 
 import numpy as np
 
+from memonger.costs.held import NOTHING, Held
 from memonger.costs.placement import Placement, place_items
-from memonger.costs.replay import Replay
+from memonger.costs.usage import Usage
 from memonger.graph.arrays import (
     BACKWARD,
     KEPT,
@@ -22,6 +23,7 @@ from memonger.graph.arrays import (
     graph_arrays,
     join_columns,
     list_reads,
+    run_all,
     signature_arrays,
 )
 from memonger.graph.forward import RowEntry
@@ -35,8 +37,9 @@ from memonger.graph.training import NO_NODE, StepGraph, TrainingGraph
 from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
 from memonger.schedules.rows import Lifetimes, NodeVariants, Rows
 from memonger.schedules.schedule import Workload
+from memonger.support.errors import MB
 from memonger.support.kernels import compiled
-from memonger.support.types import Bools, Int32s, Int64s
+from memonger.support.types import Bools, Int64s
 
 VariantEntry = Tuple[int, int]  # a variant of `Parts`, and which of its outputs
 
@@ -199,36 +202,26 @@ class TrainingStep(StepGraph):
         """The bytes of the arena."""
         return self.placement.nbytes + ROOM
 
-    def plan_memory(self) -> Replay:
-        """Return the memory of each tensor: its block of the arena, or an array of the caller."""
-        nothing = np.zeros(0, dtype=np.bool_)
-        step = compiled.find_step(self.arrays, nothing)
-        nbytes = self.arena_bytes + int(self.alive.nbytes[self.output_blocks].sum())
-        return Placed(self, nothing, step, self.alive.block, nbytes)
 
-
-class Placed(Replay):
-    """The memory of a schedule's training step: the arena, and the arrays of the outputs."""
-
-    training: TrainingStep
-
-    @property
-    def blocks(self) -> Int32s:
-        return self.planned
-
-    @property
-    def storage(self) -> Int32s:
-        """The block of each entry, (entries,); -1 for arrays of the caller for gradients."""
-        step = self.training
-        theirs = step.alive.of_caller.copy()
-        theirs[step.output_blocks] = False
-        return np.where(theirs[self.planned] & (self.planned >= 0), -1, self.planned)
-
-    def block_bytes(self) -> Int64s:
-        """Return the bytes of the arena and of each output, (1 + outputs,)."""
-        step = self.training
-        sizes = step.alive.nbytes[step.output_blocks]
-        return np.array([step.arena_bytes, *sizes.tolist()], dtype=np.int64)
+def arena(step: TrainingStep, held: Held = NOTHING) -> Usage:
+    """Return the memory of a schedule's training step: its arena, and the arrays of its outputs."""
+    alive, run, outputs = step.alive, run_all(step.arrays), step.output_blocks
+    pooled = ~alive.of_caller
+    pooled[outputs] = True
+    allocated = np.array([step.arena_bytes, *alive.nbytes[outputs].tolist()], dtype=np.int64)
+    nbytes = int(allocated.sum())
+    return Usage(
+        step=step,
+        order=run.order,
+        entry=run.entry,
+        block=alive.block,
+        pooled=pooled,
+        allocated=allocated,
+        planned_bytes=nbytes,
+        bound=nbytes // MB,
+        held=held,
+        is_arena=True,
+    )
 
 
 def make_step(parts: Parts, rows: Rows, signatures: Sequence[Signature]) -> TrainingStep:

@@ -32,6 +32,7 @@ from memonger.scripts.binds import plan_binds
 from memonger.scripts.optimizers import find_of_block, find_of_fit
 from memonger.scripts.run import check_options
 from memonger.solve.choose import solve
+from memonger.solve.facts import measure
 from memonger.solve.limits import (
     Budget,
     Lent,
@@ -41,7 +42,6 @@ from memonger.solve.limits import (
     read_limits,
     split_options,
 )
-from memonger.solve.memory import measure
 from memonger.solve.network import (
     Network,
     read_mxnet_variables,

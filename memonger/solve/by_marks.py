@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from memonger.costs.bind import confirm
+from memonger.costs.pool import pool
+from memonger.costs.usage import Usage
 from memonger.graph import marks
 from memonger.graph.operators.added import adds_otherwise
 from memonger.planners.candidates import (
@@ -21,7 +24,6 @@ from memonger.planners.marks.smallest import NO_PLAN, price_plan, smallest
 from memonger.schedules.expand import find_unwritten_biases
 from memonger.solve.facts import Facts, remembered
 from memonger.solve.limits import ORIGINAL
-from memonger.solve.memory import Memory, confirm, predict_marks
 from memonger.support.errors import MB, MemongerError
 from memonger.support.parallel import progress_bar
 from memonger.support.types import Bools, Symbol
@@ -72,7 +74,7 @@ def _search_as_original(facts: Facts) -> SearchResult:
     def count_mb(mask: Bools) -> int:
         mask = mask.copy()
         mask[facts.kept] = False
-        trials.append((rules.plan_memory(mask).pool_bytes // MB, mask))
+        trials.append((rules.plan_memory(mask).planned_bytes // MB, mask))
         progress(len(trials) / (3 + ntrial))
         return trials[-1][0]
 
@@ -113,19 +115,20 @@ def read_own_marks(facts: Facts) -> Candidate:
     return price_plan(facts.rules, facts.times.forward, own, OWN_MARKS)
 
 
-def predict_memory(facts: Facts, plan: Candidate) -> Memory:
+def predict_memory(facts: Facts, plan: Candidate) -> Usage:
     """Predict the memory of a plan."""
     assert isinstance(plan.recipe, MarkPlan)
     _, rules, mask = drop_unused_identities(facts.rules, plan.recipe)
-    return predict_marks(rules.trainings[0], mask, facts.held)
+    return pool(rules.trainings[0], mask, facts.held)
 
 
-def write_plan(facts: Facts, plan: Candidate) -> tuple[Candidate, Symbol, Memory]:
+def write_plan(facts: Facts, plan: Candidate) -> tuple[Candidate, Symbol, Usage]:
     """Make the symbol of a plan, without what MXNet cannot carry out, and bind it."""
     assert isinstance(plan.recipe, MarkPlan)
-    symbol, rules = facts.network.symbol, facts.rules
-    identities = marks.make_inferable(symbol, plan.identities, facts.network.spec.shapes)
+    network, rules = facts.network, facts.rules
+    identities = marks.make_inferable(network.symbol, plan.identities, network.spec.shapes)
     marked, *_ = drop_unused_identities(rules, MarkPlan(plan.recipe.mask, identities))
     plan, native = replace(plan, recipe=marked), rules.native(marked.mask)
-    planned = marks.write(symbol, marked.mask, native, marked.identities)
-    return plan, planned, confirm(predict_memory(facts, plan), planned, facts.network)
+    planned = marks.write(network.symbol, marked.mask, native, marked.identities)
+    memory = predict_memory(facts, plan)
+    return plan, planned, confirm(memory, planned, network.device, network.grad_req)

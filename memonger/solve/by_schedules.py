@@ -8,15 +8,15 @@ from typing import Sequence
 
 import numpy as np
 
+from memonger.costs.usage import Usage
 from memonger.planners.candidates import Candidate, Point, SearchResult, by_memory, by_seconds
 from memonger.planners.trees import search as trees
 from memonger.schedules.execution.executor import refuse_waiting, tensors_of
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import build_step
 from memonger.schedules.schedule import Schedule, check, plain
-from memonger.schedules.training_step import TrainingStep
+from memonger.schedules.training_step import TrainingStep, arena
 from memonger.solve.facts import Facts, remembered
-from memonger.solve.memory import Memory, predict_step
 from memonger.support.errors import MemongerError
 from memonger.support.parallel import progress_bar
 from memonger.support.types import Symbol
@@ -122,7 +122,7 @@ def make_plain(facts: Facts) -> Candidate:
     return Candidate(plain(facts.workload), facts.lower_bound.nbytes, 0.0, NO_RECOMPUTATION)
 
 
-def predict_memory(facts: Facts, plan: Candidate) -> Memory:
+def predict_memory(facts: Facts, plan: Candidate) -> Usage:
     """Predict the memory of a plan.
 
     Raises
@@ -133,17 +133,17 @@ def predict_memory(facts: Facts, plan: Candidate) -> Memory:
     schedule = plan.recipe
     assert isinstance(schedule, Schedule)
     return facts.memories.get_or_make(
-        plan.key, lambda: predict_step(build_step(facts.parts_of_step, schedule), facts.held)
+        plan.key, lambda: arena(build_step(facts.parts_of_step, schedule), facts.held)
     )
 
 
-def write_plan(facts: Facts, plan: Candidate) -> tuple[Candidate, Symbol, Memory]:
+def write_plan(facts: Facts, plan: Candidate) -> tuple[Candidate, Symbol, Usage]:
     """Make the symbol of a plan, which knows the training step that was built to predict it."""
     schedule = plan.recipe
     assert isinstance(schedule, Schedule)
     check(facts.workload, schedule)
     planned, memory = scheduled(facts.network.symbol, schedule), predict_memory(facts, plan)
-    step = memory.replay.training
+    step = memory.step
     assert isinstance(step, TrainingStep)
     planned.find_step(facts.graph, facts.network.grad_req, facts.mkldnn, step)
     return plan, planned, memory

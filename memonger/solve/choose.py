@@ -17,6 +17,7 @@ from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from memonger.costs.usage import Usage
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, RECOMPUTED
 from memonger.graph.forward import no_collection
@@ -28,7 +29,6 @@ from memonger.solve import by_marks, by_schedules
 from memonger.solve.describe import describe_too_little, explain_little, format_bytes
 from memonger.solve.facts import SMALL_PATIENCE, Facts
 from memonger.solve.limits import AUTO, MARKS, ORIGINAL, SCHEDULE, Lent, Limits
-from memonger.solve.memory import Memory
 from memonger.solve.network import Network
 from memonger.solve.selection import Selection
 from memonger.support.errors import MB, BudgetError, MemongerError, format_size
@@ -62,7 +62,7 @@ class Solution:
     way: str  # in which it was searched for: `SCHEDULE` or `MARKS`
     plan: Candidate
     symbol: Symbol  # the planned network
-    memory: Memory
+    memory: Usage
     added_time: float  # to a step, as a share of one without a plan
     is_fastest: bool  # whether no plan that takes no more memory is faster
     costs: Mapping[str, int]  # origin of each compared plan -> its pool in bytes, as MXNet counts
@@ -167,7 +167,7 @@ def search(facts: Facts, way: str) -> SearchResult:
     return by.search_front(facts) if facts.limits.bounds_plans else by.search_smallest(facts)
 
 
-def predict_memory(facts: Facts, plan: Candidate) -> Memory:
+def predict_memory(facts: Facts, plan: Candidate) -> Usage:
     """Predict the memory of a plan; raises LayoutMismatch if MKLDNN does not allow it."""
     by = by_marks if plan.schedule is None else by_schedules
     return by.predict_memory(facts, plan)
@@ -277,7 +277,7 @@ def _slowdown(facts: Facts, plan: Candidate) -> float:
     return 1 + facts.add_to_step(plan.seconds)
 
 
-def _predict(facts: Facts, plan: Candidate) -> Memory | None:
+def _predict(facts: Facts, plan: Candidate) -> Usage | None:
     """Predict the memory of a plan; None if it exceeds the limit of work or changes layouts."""
     most = math.inf if facts.limits.work is None else facts.limits.work + SLACK
     with contextlib.suppress(LayoutMismatch):
@@ -301,9 +301,9 @@ def _check_layouts(facts: Facts, plans: Iterable[Candidate]) -> None:
 
 def choose_smallest(
     facts: Facts, plans: Iterable[Candidate]
-) -> tuple[Candidate, Memory] | tuple[None, None]:
+) -> tuple[Candidate, Usage] | tuple[None, None]:
     """Return the plan with the least predicted memory, and that memory; None if none is allowed."""
-    best: tuple[Candidate, Memory] | tuple[None, None] = None, None
+    best: tuple[Candidate, Usage] | tuple[None, None] = None, None
     for plan in sorted(plans, key=attrgetter("pool_bytes")):
         if best[1] is not None and plan.pool_bytes >= best[1].pool_bytes:
             break
@@ -426,7 +426,7 @@ def _fit_into(facts: Facts, way: str, lent: Lent) -> Solution | None:
     plain = _confirm_plain(facts) if way == SCHEDULE else None
     if plain is None:
         return None
-    arena, *outputs = plain.memory.replay.block_bytes().tolist()
+    arena, *outputs = plain.memory.allocated.tolist()
     if arena <= lent.nbytes:
         return plain
     # The search is short, because buckets come by the dozen and need not fit into less memory.
@@ -476,10 +476,8 @@ def confirm(facts: Facts, way: str, plan: Candidate, is_fastest: bool = False) -
         costs={"no plan": unplanned.counted_bytes, plan.origin: memory.counted_bytes},
     )
     if unplanned.exact and not memory.inexact and not memory.exact:
-        replayed = memory.replay.pool_bytes
-        text = (
-            f"the memory of this {_noun(solution)} was predicted as {replayed / MB:.1f} MiB, but "
-        )
+        planned = memory.planned_bytes
+        text = f"the memory of this {_noun(solution)} was predicted as {planned / MB:.1f} MiB, but "
         warnings.append(text + f"MXNet plans {memory.bound} MiB; the plan reports MXNet's figure")
     return replace(solution, warnings=tuple(warnings))
 
@@ -527,12 +525,12 @@ def _advise(solution: Solution) -> Solution:
     return replace(solution, warnings=tuple(warnings))
 
 
-def describe_slowest(memory: Memory) -> str:
+def describe_slowest(memory: Usage) -> str:
     """Describe the most work that is recomputed in one run, with no gradient in between."""
     places, nodes, flops = memory.find_places(RECOMPUTED), memory.recomputed, memory.node_flops
     if not len(places):
         return ""
-    phases = memory.replay.training.phases[memory.replay.order]
+    phases = memory.step.phases[memory.order]
     gradients = np.cumsum(phases == BACKWARD)[places]  # that have run before
     runs = np.split(nodes, np.flatnonzero(np.diff(gradients)) + 1)
     run = max(runs[::-1], key=lambda run: (flops[run].sum(), len(run)))

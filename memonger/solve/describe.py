@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
+from memonger.costs.usage import Usage
 from memonger.planners.marks.rules import kept_summary
 from memonger.solve.by_schedules import estimate_least
 from memonger.solve.facts import Facts
 from memonger.solve.limits import MARKS, ORIGINAL
-from memonger.solve.memory import Memory
 from memonger.support.errors import BudgetError, format_size
 
 NO_OPERATORS = "the network has no operators, so the backward pass needs no results"
@@ -41,7 +41,7 @@ def format_bytes(nbytes: float) -> str:
     return f"{nbytes:.0f} bytes ({format_size(nbytes)})"
 
 
-def describe_too_little(facts: Facts, limit: int, smallest: Memory) -> BudgetError:
+def describe_too_little(facts: Facts, limit: int, smallest: Usage) -> BudgetError:
     """Make the error for a limit that no plan fits: what the smallest needs, and where it peaks."""
     work, budget, least = facts.limits.work, facts.limits.budget, facts.lower_bound
     nbytes, pool = facts.count_bytes(smallest), smallest.pool_bytes

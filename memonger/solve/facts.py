@@ -8,32 +8,33 @@ import logging
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
-from typing import Callable
+from typing import Callable, Mapping
 
 import numpy as np
 
-from memonger.costs.bind import has_mkldnn
+from memonger.costs.bind import confirm, has_mkldnn
 from memonger.costs.held import Held, find_held
 from memonger.costs.lower_bound import LowerBound, find_lower_bound
-from memonger.costs.replay import find_added_in_place, find_adding_rows
+from memonger.costs.pool import find_added_in_place, pool
 from memonger.costs.time.gpus import GPUS
 from memonger.costs.time.roofline import Times
 from memonger.costs.time.times import find_times
+from memonger.costs.usage import Usage
 from memonger.graph import marks
-from memonger.graph.forward import FLOAT, RECORD
+from memonger.graph.forward import FLOAT, RECORD, ForwardGraph
 from memonger.graph.operators.added import WRONG
 from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.graph.operators.tensors import MOST_ON_GPU, check_elements
 from memonger.graph.read import forward_graph
-from memonger.graph.training import NO_NODE, Differentiation, TrainingGraph
+from memonger.graph.training import NO_NODE, Differentiation, TrainingGraph, training_graph
 from memonger.planners.candidates import Candidate, MarkPlan, SearchResult
 from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse, refuse_padded_sums
 from memonger.planners.marks.smallest import NO_PLAN
-from memonger.schedules.expand import make_parts
+from memonger.schedules.execution.symbol import ScheduledSymbol
+from memonger.schedules.expand import make_parts, step_for
 from memonger.schedules.schedule import Workload, workload
-from memonger.schedules.training_step import Parts
-from memonger.solve.limits import AUTO, Limits
-from memonger.solve.memory import Memory, confirm, count_state_bytes, find_wanted, predict_marks
+from memonger.schedules.training_step import Parts, arena
+from memonger.solve.limits import AUTO, Budget, Limits
 from memonger.solve.network import Network, fingerprint
 from memonger.support.cache import Latest
 from memonger.support.errors import MB, format_size
@@ -83,7 +84,7 @@ class Facts:
         #: The nodes that the user keeps, and those that the user wants recomputed.
         kept = {*range(until, len(graph.nodes)), *network.keep.nodes}
         self.kept, self.forced = sorted(kept), sorted({*network.recompute.nodes} - kept)
-        self.memories: Latest[Memory] = Latest(8)  # of schedules, by the key of a candidate
+        self.memories: Latest[Usage] = Latest(8)  # of schedules, by the key of a candidate
         if CPU in network.targets and self.training.settings.mkldnn:
             refuse_padded_sums(self.training)
 
@@ -133,14 +134,15 @@ class Facts:
         return make_parts(self.workload, added, self.mkldnn) if added else self.parts
 
     @cached_property
-    def predicted_unplanned(self) -> Memory:
+    def predicted_unplanned(self) -> Usage:
         """The memory of the network without a plan, predicted."""
-        return predict_marks(self.training, self.no_marks, self.held)
+        return pool(self.training, self.no_marks, self.held)
 
     @cached_property
-    def unplanned(self) -> Memory:
+    def unplanned(self) -> Usage:
         """The memory of the network without a plan, confirmed by one bind."""
-        memory = confirm(self.predicted_unplanned, self.network.symbol, self.network)
+        network = self.network
+        memory = confirm(self.predicted_unplanned, network.symbol, network.device, network.grad_req)
         if not memory.exact:
             log.info("the memory of plans is known to the MiB only, because %s", memory.why_inexact)
         return memory
@@ -194,7 +196,7 @@ class Facts:
         """
         training = self.training
         names: dict[str, None] = {}
-        sums = Counter(training.gradient_of[r] for r in np.flatnonzero(find_adding_rows(training)))
+        sums = Counter(training.gradient_of[r] for r in np.flatnonzero(training.adds_gradients))
         for row, k in find_added_in_place(training):
             x, by_mkldnn = training.origin[row], training.signatures[row].tensors[k].dtype == FLOAT
             if x != NO_NODE and differ(self.graph.nodes[x].op, self.mkldnn and by_mkldnn):
@@ -217,13 +219,13 @@ class Facts:
         """Return seconds as a share of the time of a step without a plan."""
         return seconds / (self.times.step or 1)
 
-    def predict_added(self, memory: Memory) -> float:
+    def predict_added(self, memory: Usage) -> float:
         """Predict the time that recomputation adds to a step, as a share of one without a plan."""
         known = memory.training is self.training
         times = self.times if known else find_times(memory.training, self.timed_on)
         return float(times.forward[memory.recomputed].sum() / times.step)
 
-    def count_bytes(self, memory: Memory) -> int:
+    def count_bytes(self, memory: Usage) -> int:
         """Return the bytes of a plan as the budget counts them: of the pool, or of the device."""
         budget = self.limits.budget
         if budget is None or budget.of == "pool":
@@ -245,6 +247,38 @@ class Facts:
         """Return the budget in bytes."""
         assert self.limits.budget is not None
         return self.limits.budget.limit(self.count_bytes(self.unplanned))
+
+
+def predict(network: Network) -> Usage:
+    """Predict the memory of a network with the marks or the schedule that it carries."""
+    symbol, grad_req = network.symbol, network.grad_req
+    graph = forward_graph(symbol, network.spec)
+    if isinstance(symbol, ScheduledSymbol) and symbol.schedule is not None:
+        mkldnn = network.device_type != GPU and has_mkldnn(network.device)
+        return arena(step_for(graph, symbol.schedule, grad_req, mkldnn))
+    training = training_graph(graph, find_wanted(graph, grad_req))
+    return pool(training, marks.read_mask(graph))
+
+
+def measure(network: Network) -> Usage:
+    """Predict the memory of a network as `predict` does, and confirm a pool of MXNet by a bind."""
+    memory = predict(network)
+    if memory.is_arena:
+        return memory
+    return confirm(memory, network.symbol, network.device, network.grad_req)
+
+
+def find_wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:
+    """Find the arguments (nodes) that get a gradient."""
+    return tuple(a for a in graph.arguments if grad_req[graph.nodes[a].name] != "null")
+
+
+def count_state_bytes(budget: Budget, graph: ForwardGraph, network: Network) -> int:
+    """Count the bytes of the optimizer's state, which a budget of the device includes."""
+    wanted, inputs = find_wanted(graph, network.grad_req), network.spec.shapes
+    # Gluon and ``bind`` give the shapes of parameters too.
+    learned = [a for a in wanted if graph.nodes[a].name not in inputs] or wanted
+    return round(budget.state * sum(graph.tensors[a][0].elements for a in learned))
 
 
 def remembered(search: Callable[[Facts], SearchResult]) -> Callable[[Facts], SearchResult]:

@@ -7,10 +7,10 @@ from typing import Mapping, Sequence
 import numpy as np
 
 from memonger.costs.time.roofline import Times
+from memonger.costs.usage import Usage
 from memonger.graph.arrays import FORWARD
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.tensors import Tensor
-from memonger.solve.memory import Memory
 from memonger.support.types import Bools, Int64s, Json
 
 STEPS = (2000, 1000, 500, 250, 120)  # steps drawn at most; fewer if there are too many tensors
@@ -22,7 +22,7 @@ NONE = -1  # the row of a node that is not an operator of the network
 KEPT = 0
 
 
-def list_operators(memory: Memory, times: Times) -> dict[str, list[Json]]:
+def list_operators(memory: Usage, times: Times) -> dict[str, list[Json]]:
     """List the operators of a network without a plan, as columns; times in seconds."""
     graph = memory.graph
     operators = [*graph.operators]
@@ -78,38 +78,38 @@ def find_rows(graph: ForwardGraph) -> Int64s:
     return rows
 
 
-def find_kept(memory: Memory) -> Bools:
-    """Find which tensors of the timeline the forward pass keeps for the backward pass."""
-    line, border = memory.timeline, memory.find_places(FORWARD).max(initial=0)
-    return (line.kind == FORWARD) & (line.start <= border) & (border < line.stop)
+def find_kept(memory: Usage) -> Bools:
+    """Find which tensors the forward pass keeps for the backward pass."""
+    border = memory.find_places(FORWARD).max(initial=0)
+    return (memory.kind == FORWARD) & (memory.start <= border) & (border < memory.stop)
 
 
 def list_alive(
-    memory: Memory, operators: Mapping[str, Sequence[Json]], reasons: Mapping[int, str], most: int
+    memory: Usage, operators: Mapping[str, Sequence[Json]], reasons: Mapping[int, str], most: int
 ) -> Json:
     """List the tensors that are alive in each step; a step is a run of an operator.
 
     Parameters
     ----------
-    memory : Memory
+    memory : Usage
         The training step.
     operators : mapping
         Columns of the operators, as `list_operators` returns them.
     reasons : mapping
-        Index of a tensor in the timeline -> why it is kept or recomputed.
+        Index of a tensor -> why it is kept or recomputed.
     most : int
         The most tensors to list. If there are more, fewer steps are drawn, and tensors of one kind
         that are alive in the same drawn steps are merged. So the sum is right in each drawn step.
         The peak is always drawn.
     """
-    line, step, order = memory.timeline, memory.replay.training, memory.replay.order
+    step, order = memory.step, memory.order
     runs = ~step.arrays.variable[order]  # variables take no time
     live, ran, number = memory.live[runs], order[runs], np.cumsum(runs) - 1
     row_of_node, phases = find_rows(memory.graph), step.phases[ran]
-    places = np.flatnonzero(line.nbytes > 0)
-    row, nbytes = row_of_node[memory.operators[line.row[places]]], line.nbytes[places]
-    state = np.where(find_kept(memory), KEPT, line.kind + 1)[places]
-    start, stop = number[line.start[places]], number[line.stop[places]]
+    places = np.flatnonzero(memory.nbytes > 0)
+    row, nbytes = row_of_node[memory.operators[memory.row[places]]], memory.nbytes[places]
+    state = np.where(find_kept(memory), KEPT, memory.kind + 1)[places]
+    start, stop = number[memory.start[places]], number[memory.stop[places]]
     numbers = [np.unique(operators[name], return_inverse=True)[1] for name in ("op", "part")]
     kinds = [np.append(column, NONE)[row] for column in numbers]
     for steps in STEPS:
@@ -128,7 +128,7 @@ def list_alive(
     columns = {"row": row, "state": state, "start": start, "stop": stop}
     columns.update(first=first, last=last)
     shown = places[largest].tolist()
-    tensors = [step.signatures[line.row[k]].tensors[line.output[k]] for k in shown]
+    tensors = [step.signatures[memory.row[k]].tensors[memory.output[k]] for k in shown]
     return {
         "steps": len(live),
         "drawn": drawn.tolist(),
@@ -141,8 +141,8 @@ def list_alive(
         "backward": int(np.flatnonzero(phases == FORWARD).max(initial=-1)) + 1,
         "tensors": {
             **{name: column[largest].tolist() for name, column in columns.items()},
-            "label": [_label(memory, int(line.row[place])) for place in shown],
-            "output": line.output[shown].tolist(),
+            "label": [_label(memory, int(memory.row[place])) for place in shown],
+            "output": memory.output[shown].tolist(),
             "shape": [describe(tensor) for tensor in tensors],
             "reason": [reasons.get(place, "") for place in shown],
             "bytes": np.bincount(groups, nbytes[seen]).astype(np.int64).tolist(),
@@ -151,11 +151,11 @@ def list_alive(
     }
 
 
-def _label(memory: Memory, row: int) -> str:
+def _label(memory: Usage, row: int) -> str:
     """Return a name for the row of a tensor that is not an operator of the network itself."""
     x = int(memory.operators[row])
     if x < 0:
-        return memory.replay.training.ops[row]
+        return memory.step.ops[row]
     node = memory.graph.nodes[x]
     return node.name if node.is_inserted else ""
 

@@ -19,7 +19,7 @@ from memonger.costs.bind import read_planned_mb
 from memonger.planners.candidates import Candidate, MarkPlan, SearchResult
 from memonger.solve.choose import choose, search
 from memonger.solve.facts import Facts
-from memonger.solve.memory import confirm
+from memonger.costs.bind import confirm
 from memonger.solve.limits import Limits
 from memonger.solve.network import read_unplanned
 from memonger.support.errors import format_size

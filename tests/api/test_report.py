@@ -19,7 +19,7 @@ from memonger import MemongerError, cli
 from memonger.costs.time.cpu import NOMINAL_CPU
 from memonger.costs.time.times import TimedDevice, find_times
 from memonger.graph.inputs import InputSpec
-from memonger.solve.memory import predict
+from memonger.solve.facts import predict
 from memonger.solve.network import Network
 from memonger.solve.timeline import list_alive, list_operators
 

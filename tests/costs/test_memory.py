@@ -10,12 +10,12 @@ import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from memonger.schedules.training_step import arena
 from memonger.costs.lower_bound import find_lower_bound
 from memonger.costs.held import round_for_gpu
-from memonger.costs.replay import replay
+from memonger.costs.pool import pool
 from memonger.graph.training import training_graph
 from memonger.schedules.expand import build_step, make_parts
-from memonger.solve.memory import predict_step
 
 import networks
 from drawn_schedules import LEVELS, work_of
@@ -168,13 +168,10 @@ def test_no_plan_goes_below(drawn: Any, seed: int, share: float, level: str) -> 
     chosen = np.random.RandomState(seed).uniform(size=len(rules.graph.nodes)) < share
     mask = rules.apply(chosen & rules.allowed)
     for training in rules.trainings:
-        assert (
-            find_lower_bound(training).nbytes
-            <= replay(training, mask).timeline().live_bytes().max()
-        )
+        assert find_lower_bound(training).nbytes <= pool(training, mask).live.max()
     work = work_of(symbol, shapes)
     step = build_step(make_parts(work), LEVELS[level](work, seed))
-    memory = predict_step(step)
+    memory = arena(step)
     assert find_lower_bound(work.training).nbytes <= memory.peak_bytes
 
 
@@ -184,5 +181,5 @@ def test_blocks_are_of_whole_float32() -> None:
         S.MakeLoss(S.tanh(S.Variable("data") * 2)), {"data": (1, 3)}, {"data": "float16"}
     )
     training = training_graph(graph)
-    replayed = replay(training, np.zeros(training.arrays.forward, dtype=np.bool_))
-    assert set(replayed.block_bytes().tolist()) == {8}
+    replayed = pool(training, np.zeros(training.arrays.forward, dtype=np.bool_))
+    assert set(replayed.allocated.tolist()) == {8}

@@ -12,14 +12,15 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
+from memonger.costs.pool import pool
+from memonger.schedules.training_step import arena
 from memonger.costs.bind import read_planned_mb
 from memonger.costs.held import round_for_gpu
-from memonger.costs.replay import replay
 from memonger.graph import marks
 from memonger.graph.training import training_graph
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import build_step, make_parts
-from memonger.solve.memory import find_wanted
+from memonger.solve.facts import find_wanted
 
 import networks
 from drawn_schedules import nested, work_of
@@ -61,12 +62,12 @@ def test_plans_step_in_the_memory_predicted(gpu_dry_run: GpuDryRun, name: str) -
     assert steps_of["smallest", "1"].peak < plans_of["smallest"].device_bytes / 0.85
 
 
-@pytest.mark.parametrize("pool", ["Naive", "Round"])
+@pytest.mark.parametrize("manager", ["Naive", "Round"])
 def test_blocks_in_float16_are_rounded_as_each_storage_manager_does(
-    gpu_dry_run: GpuDryRun, pool: str, monkeypatch: pytest.MonkeyPatch
+    gpu_dry_run: GpuDryRun, manager: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MXNet's storage managers round them differently. BatchNorms run cuDNN's way and ours."""
-    monkeypatch.setenv("MXNET_GPU_MEM_POOL_TYPE", pool)
+    monkeypatch.setenv("MXNET_GPU_MEM_POOL_TYPE", manager)
     symbol, shapes = networks.resnet((2, 2, 2, 2), image=128)
     types = {"data": "float16"}
     late = [node["name"] for node in nodes(symbol) if node["op"] == "BatchNorm"][-4]  # cuDNN's then
@@ -74,14 +75,14 @@ def test_blocks_in_float16_are_rounded_as_each_storage_manager_does(
     norms, own = batch_norms(plan.symbol)
     assert 0 < own <= norms - 4
     assert plan.exact and 0.5 <= plan.pool_bytes / plan.counted_bytes < 0.6  # some are float32
-    env = {"MXNET_GPU_MEM_POOL_TYPE": pool}
+    env = {"MXNET_GPU_MEM_POOL_TYPE": manager}
     (taken,) = run_steps(gpu_dry_run, {"it": plan.symbol}, shapes, ("0",), types, env=env).values()
     assert_moved_once(plan.symbol, taken.calls)
-    more = (0.2 if pool == "Round" else 0.1) * MB  # it rounds what operators share up as well
+    more = (0.2 if manager == "Round" else 0.1) * MB  # it rounds what operators share up as well
     assert 0 <= taken.peak - plan.device_bytes < more
     graph = forward(plan.symbol, shapes, types)
     training = training_graph(graph, find_wanted(graph, as_module(symbol, shapes)))
-    blocks = replay(training, marks.read_mask(graph)).block_bytes()
+    blocks = pool(training, marks.read_mask(graph)).allocated
     assert blocks.sum() == plan.pool_bytes
     allocations = [int(line.split()[1]) for line in taken.calls if line.startswith("cudaMalloc ")]
     asked_for, expected = (
@@ -211,7 +212,7 @@ def test_a_plan_trains_on_two_devices_that_are_too_small_without(gpu_dry_run: Gp
     expected = {
         "no plan": plan.candidates["no plan"],
         "marks": plan.counted_bytes,
-        "schedule": build_step(make_parts(work, mkldnn=False), schedule).plan_memory().pool_bytes,
+        "schedule": arena(build_step(make_parts(work, mkldnn=False), schedule)).pool_bytes,
     }
     ways = [(name, net, "0", 2**17) for name, net in symbols.items()]
     env = {"CUDASTUB_DEVICES": "2"}

@@ -13,7 +13,7 @@ from memonger.costs.held import round_for_gpu
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import build_step, make_parts
 from memonger.schedules.schedule import Schedule, Workload, plain
-from memonger.schedules.training_step import OURS
+from memonger.schedules.training_step import OURS, arena
 
 import networks
 from drawn_schedules import everything, nested, work_of
@@ -54,8 +54,8 @@ def expected_bytes(work: Workload, schedule: Schedule) -> tuple[int, int]:
     ours = (row for row in read if row >= 0 and step.ops[row] == "null")
     ours = (row for row in ours if step.names[row].startswith(OURS))
     bound += [step.signatures[row].tensors[0].nbytes for row in ours]
-    replayed = step.plan_memory()
-    blocks = np.concatenate([replayed.block_bytes(), np.array(bound, dtype=np.int64)])
+    replayed = arena(step)
+    blocks = np.concatenate([replayed.allocated, np.array(bound, dtype=np.int64)])
     return replayed.pool_bytes, int(round_for_gpu(blocks).sum())
 
 

@@ -15,7 +15,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.costs.bind import bind, read_planned_mb
-from memonger.costs.replay import replay
+from memonger.costs.pool import pool
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.arrays import Signature
 from memonger.graph.operators.inplace import inplace_options, reads_overwritten
@@ -279,9 +279,9 @@ def trainings(c: Case) -> Iterator[tuple[Any, TrainingGraph]]:
                 bind(symbol, graph, mx.cpu(), wanted)
 
 
-def pool(training: TrainingGraph) -> int:
+def pool_mb(training: TrainingGraph) -> int:
     nothing = np.zeros(len(training.graph.nodes), dtype=np.bool_)
-    return replay(training, nothing).pool_bytes >> 20
+    return pool(training, nothing).planned_bytes >> 20
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_the_pool_is_that_of_mxnet_in_all_small_graphs_of_an_operator(name: str)
     with environment(MXNET_SUBGRAPH_BACKEND="NONE"):
         for symbol, training in trainings(CASES[name]):
             executor = bind(symbol, training.graph, mx.cpu(), training.wanted)
-            assert pool(training) == read_planned_mb(executor)
+            assert pool_mb(training) == read_planned_mb(executor)
 
 
 def test_every_entry_is_as_logged() -> None:
@@ -302,7 +302,7 @@ def test_every_entry_is_as_logged() -> None:
         symbol, shapes, graph, _ = graph_of(c, "forward")
         jobs.append(Job(symbol.tojson(remove_amp_cast=False), shapes, None, []))
         nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
-        plans.append(replay(training_graph(graph, []), nothing))
+        plans.append(pool(training_graph(graph, []), nothing))
     with environment(MXNET_SUBGRAPH_BACKEND="NONE"):
         seen = logged(jobs)
     for name, plan, nodes in zip(CASES, plans, seen):

@@ -73,10 +73,7 @@ def log_of(plan: Any) -> list[LoggedNode]:
             continue
         inputs = []
         for j in range(arrays.read_start[row], arrays.read_start[row + 1]):
-            source, owner = int(arrays.read_row[j]), int(arrays.read_owner[j])
-            if owner >= 0 and plan.recomputed[owner] and source < arrays.forward:
-                source += arrays.forward * int(plan.recomputed[source])
-            inputs.append(entry_of[int(arrays.output_start[source] + arrays.read_output[j])])
+            inputs.append(entry_of[int(plan.entry[j])])
         outputs = [
             entry_of[k] for k in range(arrays.output_start[row], arrays.output_start[row + 1])
         ]

@@ -177,7 +177,7 @@ def assert_bound(replayed: Any, executor: Any) -> None:
     ops = [replayed.training.ops[row] for row in replayed.order]
     nodes = read_debug_str(executor.debug_str())[1]
     assert [op for op in ops if op != "null"] == [node["op"] for node in nodes]
-    assert replayed.pool_bytes >> 20 == read_planned_mb(executor)
+    assert replayed.planned_bytes >> 20 == read_planned_mb(executor)
 
 
 def plan_of(network: Any, how: str, **options: Any) -> memonger.Plan:

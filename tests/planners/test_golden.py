@@ -10,7 +10,7 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
-from memonger.costs.replay import replay
+from memonger.costs.pool import pool
 from memonger.planners.marks import chen2016
 from memonger.graph.marks import read_hints
 from memonger.graph.training import training_graph
@@ -45,7 +45,7 @@ def test_the_original_planner_answers_as_recorded(
     graph, search = forward(symbol, shapes), record["search"]
     training = training_graph(graph)
     trials = chen2016.search(
-        graph, read_hints(graph), lambda mask: replay(training, mask).pool_bytes >> 20
+        graph, read_hints(graph), lambda mask: pool(training, mask).planned_bytes >> 20
     )
     assert [[t.threshold, t.cost] for t in trials] == search["trials"]
     bare = memonger.search_plan(symbol, planner="chen2016", rules=False, shapes=shapes)

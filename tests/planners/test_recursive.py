@@ -23,7 +23,7 @@ from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, NOTHING, Steps
 from memonger.planners.trees.trees import binomial_tree
 from memonger.support.kernels import compiled
 from memonger.schedules.schedule import Schedule, check
-from memonger.schedules.training_step import TrainingStep
+from memonger.schedules.training_step import TrainingStep, arena
 from memonger.schedules.expand import make_parts
 from memonger.schedules.expand import build_step
 
@@ -192,7 +192,7 @@ def test_an_arena_is_little_larger_than_what_is_counted(name: str) -> None:
     search = ScheduleSearch(work_of(*NETWORKS[name]()), EFFORT)
     schedule = search.schedule(search.initial_trees()[0].state)
     step = build_step(make_parts(search.workload), schedule)
-    counted, taken = search.count_least(schedule), step.plan_memory().allocated_bytes
+    counted, taken = search.count_least(schedule), arena(step).pool_bytes
     outputs = int(step.alive.nbytes[step.output_blocks].sum())
     assert search.evaluate(schedule).nbytes + outputs < counted <= taken <= 1.1 * counted
 

@@ -9,7 +9,6 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.costs.replay import replay
 from memonger.graph.operators.recompute import ANYWHERE
 from memonger.planners.annealing import Cooling, empty_archive, empty_memo
 from memonger.planners.marks.identities import (
@@ -73,8 +72,8 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
         state = random_state(search, random)
         pool, seconds = compiled.evaluate_state(search.space, state)
         mask = compiled.read_state(search.space, state)[0]
-        replayed = replay(search.rules.trainings[0], mask)
-        assert pool == replayed.pool_bytes
+        replayed = pool(search.rules.trainings[0], mask)
+        assert pool == replayed.planned_bytes
         n = len(mask)
         again = replayed.order[(replayed.order >= n) & (replayed.order < 2 * n)] - n
         assert seconds == sum(not nodes[i].is_inserted for i in again)

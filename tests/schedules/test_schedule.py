@@ -9,9 +9,8 @@ import memonger
 import mxnet as mx
 import pytest
 from memonger.schedules.execution.symbol import scheduled
-from memonger.schedules.training_step import TrainingStep
+from memonger.schedules.training_step import TrainingStep, arena
 from memonger.schedules.expand import build_step, make_parts
-from memonger.solve.memory import predict_step
 
 import networks
 from operator_cases import ALL_CASES, SMALL_SHAPES, small_net
@@ -156,4 +155,4 @@ def test_the_memory_of_large_networks_is_predicted(name: str) -> None:
     for level in FAST[:4]:
         step = build_step(make_parts(work), LEVELS[level](work, 0))
         outputs = sum(step.tensor(head).nbytes for head in step.heads[: step.arrays.outputs])
-        assert 0 <= predict_step(step).peak_bytes - check_memory(step) <= outputs
+        assert 0 <= arena(step).peak_bytes - check_memory(step) <= outputs

@@ -14,8 +14,9 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
+from memonger.schedules.training_step import arena
 from memonger.costs.bind import bind, has_mkldnn
-from memonger.costs.replay import replay
+from memonger.costs.pool import pool
 from memonger.graph import marks
 from memonger.graph.operators.recompute import ANYWHERE, CPU
 from memonger.graph.training import training_graph
@@ -24,7 +25,6 @@ from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import step_for
 from memonger.schedules.layouts import LayoutMismatch
 from memonger.schedules.schedule import check
-from memonger.solve.memory import predict_step
 from memonger.support.mxnet import environment
 
 import modules
@@ -286,7 +286,7 @@ def test_marks_change_no_bit_and_take_what_is_replayed(name: str) -> None:
             assert_alike(symbol, planned, shapes, grad_req=requests, **options)
         # MXNet copies an output that is listed twice, which no replay knows.
         if not training.inexact and len({*graph.heads}) == len(graph.heads):
-            assert_bound(replay(training, mask), bind(planned, graph, mx.cpu()))
+            assert_bound(pool(training, mask), bind(planned, graph, mx.cpu()))
 
 
 @each_row
@@ -320,7 +320,7 @@ def test_schedules_change_no_bit_and_take_what_is_predicted(name: str) -> None:
         taken = executor.arena.nbytes + sum(a.size * a.dtype().itemsize for a in outputs.values())
         graph = forward(symbol, shapes, row.types)
         step = step_for(graph, schedule, requests, has_mkldnn(mx.cpu()))
-        assert taken == predict_step(step).pool_bytes
+        assert taken == arena(step).pool_bytes
         check_memory(step)
 
 

@@ -15,7 +15,7 @@ from memonger.graph.forward import with_identities
 from memonger.graph.training import training_graph
 from memonger.planners.candidates import MarkPlan
 from memonger.planners.marks.identities import list_identities, drop_unused_identities
-from memonger.costs.replay import replay
+from memonger.costs.pool import pool
 from memonger.costs.bind import bind
 from memonger.schedules.schedule import check
 from memonger.schedules.execution.symbol import scheduled
@@ -88,7 +88,7 @@ def test_any_marks_that_the_rules_leave_train_alike(
     for wanted in (None, parameters):
         training = training_graph(bound_graph, wanted)
         if not training.inexact and wanted != []:
-            assert_bound(replay(training, mask), bind(planned, bound_graph, mx.cpu(), wanted))
+            assert_bound(pool(training, mask), bind(planned, bound_graph, mx.cpu(), wanted))
     trains_alike(symbol, planned, shapes, seed=seed)
 
 

@@ -55,10 +55,8 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
     """
     if not any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
         return NO_RULE
-    t = training.arrays
+    t, step = training.arrays, training.unmarked
     layouts = find_layouts(training)
-    nothing = np.zeros(t.forward, dtype=np.bool_)
-    step = compiled.find_step(t, nothing)
     output_layout, read_layout, place = compiled.follow_layouts(t, layouts, step)
     matters = find_mattering(training, layouts, step)
     if not _may_change(training, layouts, step, read_layout, matters):

@@ -24,7 +24,8 @@ from typing import Iterable, Sequence
 import numpy as np
 
 from memonger.costs.layouts import find_wrong_poolings
-from memonger.costs.replay import Replay, replay
+from memonger.costs.pool import pool
+from memonger.costs.usage import Usage
 from memonger.graph.arrays import GraphArrays
 from memonger.graph.forward import (
     FLOAT,
@@ -179,9 +180,9 @@ class Rules:
             and not truth(node.attrs.get("use_global_stats"))
         ]
 
-    def plan_memory(self, mask: Bools) -> Replay:
-        """Replay MXNet's memory planner where these nodes are recomputed."""
-        return replay(self.trainings[0], mask)
+    def plan_memory(self, mask: Bools) -> Usage:
+        """Return the memory of the network where these nodes are recomputed."""
+        return pool(self.trainings[0], mask)
 
     def apply(self, mask: Bools) -> Bools:
         """Return the nodes of a plan that the rules allow to recompute.

@@ -146,7 +146,7 @@ class MarkSearch:
             np.array([insertion.index_of(k) for k in identities], dtype=np.int64),
             seconds_of_all,
         )
-        unplanned = plain.plan_memory(np.zeros_like(plain.allowed)).pool_bytes
+        unplanned = plain.plan_memory(np.zeros_like(plain.allowed)).planned_bytes
         shape = (len(self.cuts),)
         self.archive = empty_archive(unplanned, effort.sizes, shape, np.int8)
 

@@ -94,7 +94,7 @@ def _original(hints: Mapping[int, str], rules: Rules, ntrial: int) -> Bools:
     """Return the recomputed nodes of the original's best plan, before the rules are applied."""
 
     def cost(mask: Bools) -> int:
-        return rules.plan_memory(rules.apply(mask)).pool_bytes
+        return rules.plan_memory(rules.apply(mask)).planned_bytes
 
     if not hints:  # its plan does not depend on the threshold
         return chen2016.mirror_plan(rules.graph, hints, 0).mask
@@ -117,7 +117,7 @@ def price_plan(plain: Rules, seconds: Doubles, plan: MarkPlan, origin: str) -> C
         The name of the search that found the plan.
     """
     plan, rules, mask = drop_unused_identities(plain, plan)
-    replayed, n = rules.plan_memory(mask), len(mask)
-    runs_again = np.isin(np.arange(n, 2 * n), replayed.order)[rules.insertion.new_index]
+    usage, n = rules.plan_memory(mask), len(mask)
+    runs_again = np.isin(np.arange(n, 2 * n), usage.order)[rules.insertion.new_index]
     added = float(seconds[runs_again].sum())
-    return Candidate(plan, replayed.pool_bytes, added, origin)
+    return Candidate(plan, usage.planned_bytes, added, origin)

@@ -18,7 +18,7 @@ from memonger.schedules.execution.calls import BoundCalls, Calls, Frame, Place, 
 from memonger.schedules.execution.monitor import Callback, Monitor
 from memonger.schedules.execution.plain import PlainNetwork
 from memonger.schedules.execution.unchanged import check_unchanged, digest, watched_passes
-from memonger.schedules.training_step import TrainingStep
+from memonger.schedules.training_step import TrainingStep, arena
 from memonger.support import versions
 from memonger.support.errors import MB, MemongerError
 from memonger.support.mxnet import mx
@@ -393,7 +393,7 @@ class ScheduledExecutor(mx.executor.Executor):
         """Return a text: the operators of the training step in order, and their memory."""
         step = self._bound.step
         lines = [f"Op:{op}, Name={name}" for op, name in zip(step.ops, step.names) if op != "null"]
-        total = step.plan_memory().pool_bytes // MB
+        total = arena(step).planned_bytes // MB
         spaces = "Total 1 TempSpace resource requested"  # Module reads the line before this one
         return "\n".join([*lines, f"Total {total} MB allocated", spaces, ""])
 

@@ -1,4 +1,4 @@
-#include "costs/replay.h"
+#include "costs/pool.h"
 
 /* The free blocks: a queue for each size, from the oldest to the newest. */
 typedef struct {

@@ -8,7 +8,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.graph import marks
-from memonger.costs.replay import Replay, replay
+from memonger.costs.pool import pool
+from memonger.costs.usage import Usage
 from memonger.costs.bind import bind
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import read_debug_str
@@ -44,9 +45,9 @@ def few(network: Network, count: int = 2) -> list[np.ndarray]:
 # ------------------------------------------------------------------ the total, in MB
 
 
-def assert_total(symbol: Any, training: TrainingGraph, mask: np.ndarray) -> tuple[Replay, Any]:
+def assert_total(symbol: Any, training: TrainingGraph, mask: np.ndarray) -> tuple[Usage, Any]:
     executor = bind(marks.write(symbol, mask), training.graph, mx.cpu())
-    replayed = replay(training, mask)
+    replayed = pool(training, mask)
     assert_bound(replayed, executor)
     return replayed, executor
 
@@ -72,7 +73,7 @@ def test_the_replay_has_mxnets_total_order_and_names(name: str) -> None:
 
 def jobs_of(
     network: Network, masks: list[np.ndarray], request: str = "write", but: Any = ()
-) -> tuple[list[Job], list[Replay]]:
+) -> tuple[list[Job], list[Usage]]:
     """Return what to bind in another process, for all gradients but some; and its replay here."""
     symbol, shapes = network
     graph = forward(symbol, shapes)
@@ -81,9 +82,9 @@ def jobs_of(
     assert training.inexact == ()
     names = [graph.nodes[a].name for a in wanted]
     jobs, plans = [], []
-    for mask in masks:
-        plans.append(replay(training, mask[list(training.same)]))
-        marked = marks.write(symbol, plans[-1].recomputed).tojson(remove_amp_cast=False)
+    for mask in (mask[list(training.same)] for mask in masks):
+        plans.append(pool(training, mask))
+        marked = marks.write(symbol, mask).tojson(remove_amp_cast=False)
         jobs.append(Job(marked, shapes, None, names, request))
     return jobs, plans
 
@@ -109,7 +110,7 @@ def test_every_output_has_the_replayed_block(monkeypatch: pytest.MonkeyPatch) ->
     mx.sym.Activation(mx.sym.var("x"), act_type="relu").simple_bind(mx.cpu(), x=(2, 2))
     monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")  # as in the child: Convolution must be read
     jobs: list[Job] = []
-    plans: list[Replay] = []
+    plans: list[Usage] = []
     added = 0
     nets: Builders = {**TINY, **OPAQUE}
     for name in sorted(nets.keys() - {"fused cells"}):  # these run with MKLDNN alone
@@ -121,7 +122,7 @@ def test_every_output_has_the_replayed_block(monkeypatch: pytest.MonkeyPatch) ->
             jobs.extend(of_network[0])
             plans.extend(of_network[1])
     for plan, step in zip(plans, stepped(jobs)):
-        training, arrays, blocks = plan.training, plan.training.arrays, plan.blocks
+        training, arrays, blocks = plan.training, plan.training.arrays, plan.block
         placed = iter(step.outputs)
         of_block: dict[int, int] = {}
         for row in plan.order:
@@ -168,9 +169,9 @@ def test_gradients_that_are_added_or_left_out(name: str, request_: str) -> None:
         for mask in few((symbol, shapes), 1):
             mask = mask[list(training.same)]
             executor = bind(marks.write(symbol, mask), graph, mx.cpu(), wanted, request_)
-            replayed = replay(part, mask)
+            replayed = pool(part, mask)
             assert_bound(replayed, executor)
-            totals.add(replayed.pool_bytes)
+            totals.add(replayed.planned_bytes)
     assert len(totals) > 3
 
 
@@ -215,15 +216,15 @@ TABLE = [
 ]
 
 
-def test_a_timeline_tells_what_is_alive_when() -> None:
+def test_usage_tells_what_is_alive_when() -> None:
     graph = forward(*networks.chain(depth=2))
     training = training_graph(graph)
     mask = np.array([node.name in ("fc0", "tanh0") for node in graph.nodes])
-    timeline = replay(training, mask).timeline()
-    names = [training.names[row] for row in timeline.row]
-    assert list(zip(names, timeline.kind, timeline.start, timeline.stop)) == TABLE
-    assert not timeline.output.any() and set(timeline.nbytes) == {MB}
+    usage = pool(training, mask)
+    names = [training.names[row] for row in usage.row]
+    assert list(zip(names, usage.kind, usage.start, usage.stop)) == TABLE
+    assert not usage.output.any() and set(usage.nbytes) == {MB}
     alive = [0, 0, 0, 1, 1, 1, 1, 2, 3, 3, 4, 5, 5, 3, 3, 4, 4, 2]
-    assert (timeline.live_bytes() // MB).tolist() == alive
-    kinds = [timeline.live_bytes(kind) for kind in (FORWARD, RECOMPUTED, BACKWARD)]
-    assert np.array_equal(np.sum(kinds, axis=0), timeline.live_bytes()) and kinds[1].any()
+    assert (usage.count_live() // MB).tolist() == alive
+    kinds = [usage.count_live(kind) for kind in (FORWARD, RECOMPUTED, BACKWARD)]
+    assert np.array_equal(np.sum(kinds, axis=0), usage.count_live()) and kinds[1].any()

@@ -1,4 +1,4 @@
-/* Replays MXNet's memory planner; see replay.py. */
+/* Plans memory as MXNet does; see pool.py. */
 #pragma once
 
 #include "graph/arrays.h"
