@@ -3,6 +3,7 @@
 pip calls this file as the project's build backend: setuptools', which asks for a compiler too.
 """
 
+import json
 import os
 import platform
 import re
@@ -56,24 +57,67 @@ KERNEL int64_t try_{name}(Memory *memory, {result}{given})
 
 
 def read_headers() -> str:
-    """Read all headers without their comments, as support/kernels.py does: the two must agree."""
+    """Read all headers without their comments."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.h")))
     return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
 
 
-def entries() -> str:
-    """Write the functions by which Python calls compiled code; see kernels.h."""
-    headers, declarations = sorted(PACKAGE.rglob("*.h")), read_headers()
+def find_structs(headers: str) -> dict:
+    """Find the types of fields, by struct: ``Int32s first, walk_row;`` are two fields."""
+    found = {}
+    for body, struct in re.findall(r"typedef struct \{([^}]*)\} (\w+);", headers):
+        lines = [line.split(None, 1) for line in body.split(";")[:-1]]
+        found[struct] = {name.strip(): kind for kind, names in lines for name in names.split(",")}
+    return found
+
+
+def find_constants(headers: str) -> dict:
+    """Find the numbers of constants, those of any ``enum``."""
+    found = {}
+    for names in re.findall(r"enum \{([^}]*)\};", headers):
+        number = -1
+        for item in filter(None, map(str.strip, names.split(","))):
+            name, _, value = item.partition("=")
+            number = int(value) if value else number + 1
+            found[name.strip()] = number
+    return found
+
+
+def write_entries() -> str:
+    """Write the functions by which Python calls compiled code; see kernels.h.
+
+    ``declarations`` returns what the headers declare, as JSON for support/kernels.py. ``functions``
+    has (type, name, whether it is a result) of all that a function takes and returns.
+    """
+    headers, functions = read_headers(), {}
     text = "#include <setjmp.h>\n"
-    text += "".join(f'#include "{header.relative_to(PACKAGE)}"\n' for header in headers)
-    text += f"KERNEL int headers(void) {{ return {zlib.crc32(declarations.encode()) >> 1}; }}\n"
-    for kind, name, given in re.findall(r"^KERNEL (\w+) (\w+)\(([^)]*)\);", declarations, re.M):
-        names = ", ".join(re.findall(r"(\w+)(?=,|$)", given))
-        result, returned = ("", "") if kind == "void" else (f"{kind} *returned, ", "*returned = ")
-        given = re.sub(r"^\s*Memory \*memory,", "", given).strip()
-        parts = {"name": name, "given": given, "names": names}
-        text += ENTRY.format(result=result, returned=returned, **parts)
-    return text
+    for path in sorted(PACKAGE.rglob("*.h")):
+        text += f'#include "{path.relative_to(PACKAGE)}"\n'
+    for kind, name, given in re.findall(r"^KERNEL (\w+) (\w+)\(([^)]*)\);", headers, re.M):
+        parts = re.findall(r"(const )?(\w+) (\*?)(\w+)", f"{kind} *returned, {given}")
+        functions[name] = [
+            (of, field, bool(star and not const))
+            for const, of, star, field in parts
+            if of not in {"void", "Memory"}
+        ]
+        text += ENTRY.format(
+            name=name,
+            result="" if kind == "void" else f"{kind} *returned, ",
+            given=re.sub(r"^\s*Memory \*memory,", "", given).strip(),
+            returned="" if kind == "void" else "*returned = ",
+            names=", ".join(field for _, _, _, field in parts[1:]),
+        )
+    declared = {
+        "structs": find_structs(headers),
+        "functions": functions,
+        "constants": find_constants(headers),
+        "sources": {
+            str(path.relative_to(PACKAGE)): zlib.crc32(path.read_bytes())
+            for path in sorted(PACKAGE.rglob("*.[ch]"))
+        },
+    }
+    literal = json.dumps(json.dumps(declared))
+    return f"{text}KERNEL const char *declarations(void) {{ return {literal}; }}\n"
 
 
 class Library(build_ext):
@@ -88,8 +132,8 @@ class Library(build_ext):
         library.parent.mkdir(parents=True, exist_ok=True)
         flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", ""))]
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            code = [Path(folder, "entries.c"), *sorted(PACKAGE.rglob("*.c"))]
-            code[0].write_text(entries())
+            text, code = write_entries(), [Path(folder, "entries.c"), *sorted(PACKAGE.rglob("*.c"))]
+            code[0].write_text(text)
             made = Path(folder, library.name)
             command = [*(COMPILER or ZIG), *flags, "-I", PACKAGE, *code, "-lm", "-o", made]
             subprocess.run([str(part) for part in command], check=True)

@@ -66,7 +66,7 @@ def test_an_sdist_has_all_and_a_wheel_what_is_used(tmp_path: Path) -> None:
     files = tracked()
     assert files - sources == {".gitignore"}
     packaged = {str(path.relative_to(built)) for path in Path(built).rglob("*") if path.is_file()}
-    ours = re.compile(r"memonger/.*(?<!\.c)|memonger_command\.py")
+    ours = re.compile(r"memonger/.*(?<!\.[ch])|memonger_command\.py")
     wanted = {name for name in files if ours.fullmatch(name)}
     assert {name for name in packaged if not COMPILED.search(name)} == wanted
     assert not [name for name in packaged if name.endswith(".so")]

@@ -1,12 +1,12 @@
 /* Arrays, memory and random numbers for compiled code.
  *
- * Python calls the functions that a header marks KERNEL (support/kernels.py reads the headers). It
- * passes an array of NumPy as a pointer and a count, and a Struct as the C struct of the same name.
- * A pointer that is not const is a result. The first argument of a function that allocates is a
- * Memory; Python copies the results and then gives it back. For each function setup.py writes a
- * function ``try_<name>``. It takes a Memory, a pointer to the returned value, and the arguments,
- * and returns the status of the call. setup.py also writes ``headers``, which returns a checksum of
- * the headers.
+ * Python calls the functions that a header marks KERNEL (support/kernels.py). It passes an array of
+ * NumPy as a pointer and a count, and a Struct as the C struct of the same name. A pointer that is
+ * not const is a result. The first argument of a function that allocates is a Memory; Python copies
+ * the results and then gives it back. setup.py reads the headers. For each function it writes a
+ * function ``try_<name>``, which takes a Memory, a pointer to the returned value, and the arguments,
+ * and returns the status of the call. It also writes ``declarations``, which returns what the
+ * headers declare.
  */
 #pragma once
 

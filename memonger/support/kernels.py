@@ -1,16 +1,16 @@
 """Call the package's C library, which is built when the package is installed.
 
 Functions, structs and constants are declared in headers only (``*.h`` beside the Python file of the
-same name). This module reads the headers and makes Python functions, classes and numbers of them.
-``kernels.h`` says how arrays and results are passed. Compiled code runs without Python's global
-lock.
+same name). ``setup.py`` reads the headers, and the library returns what they declare. This module
+makes Python functions, classes and numbers of that. ``kernels.h`` says how arrays and results are
+passed. Compiled code runs without Python's global lock.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import operator
-import re
 import sys
 import zlib
 from functools import lru_cache
@@ -80,7 +80,7 @@ class Struct(Tuple[Value, ...]):
     _packed: Value  # what compiled code reads
 
     def __init_subclass__(cls) -> None:
-        kind, cls.fields = cls.__name__, _fields(cls.__name__)
+        kind, cls.fields = cls.__name__, _declared("structs", cls.__name__)
         for i, name in enumerate(cls.fields):
             setattr(cls, name, property(operator.itemgetter(i)))
         layout = [(name, _TYPES[field]) for name, field in cls.fields.items()]
@@ -130,7 +130,7 @@ compiled = _Compiled()
 
 def constant(name: str) -> int:
     """Return a constant from an ``enum`` of a header."""
-    return _constants()[name]
+    return _declared("constants", name)
 
 
 def _to_c(kind: str, name: str, value: Value) -> Value:
@@ -162,67 +162,47 @@ def _from_c(kind: str, value: Value) -> Value:
     return np.frombuffer(ctypes.string_at(value.at, value.count * dtype.itemsize), dtype).copy()
 
 
-# ---------------------------------------------------------------- declarations in headers
+def _remedy() -> str:
+    in_clone = (ROOT / "setup.py").exists()
+    return f"run in {ROOT}: python setup.py build_ext -i" if in_clone else "install memonger again"
 
 
 @lru_cache(None)
-def _library() -> ctypes.CDLL:
-    """Load the library of this package; in a clone where none was built, the installed one."""
-    in_clone = (ROOT / "setup.py").exists()
-    build = f"run in {ROOT}: python setup.py build_ext -i"
-    remedy = build if in_clone else "install memonger again"
+def _library() -> tuple[ctypes.CDLL, dict[str, Value]]:
+    """Load the library of this package; in a clone where none was built, the installed one.
+
+    Returns what its headers declare too (``write_entries`` in setup.py).
+    """
     paths = [Path(folder, NAME) for folder in [str(ROOT), *sys.path]]
     path = next(filter(Path.exists, paths), None)
     if path is None:
-        raise MemongerError(f"{paths[0]} is missing; {remedy}")
+        raise MemongerError(f"{paths[0]} is missing; {_remedy()}")
     library = ctypes.CDLL(str(path))
-    headers = getattr(library, "headers", lambda: None)  # it may be older than that
-    if headers() != zlib.crc32(_headers().encode()) >> 1:
-        raise MemongerError(f"{path} was built from other headers; {remedy}")
-    return library
+    if not hasattr(library, "declarations"):
+        raise MemongerError(f"{path} was built from older sources; {_remedy()}")
+    library.declarations.restype = ctypes.c_char_p
+    declared = json.loads(library.declarations())
+    for name, checksum in declared["sources"].items():
+        source = PACKAGE / name  # which a clone has
+        if source.exists() and zlib.crc32(source.read_bytes()) != checksum:
+            raise MemongerError(f"{path} was built from another {name}; {_remedy()}")
+    return library, declared
 
 
-@lru_cache(None)
-def _headers() -> str:
-    """Read all headers, without their comments."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.h")))
-    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-
-
-@lru_cache(None)
-def _constants() -> dict[str, int]:
-    constants: dict[str, int] = {}
-    for names in re.findall(r"enum \{([^}]*)\};", _headers()):
-        number = -1
-        for item in filter(None, map(str.strip, names.split(","))):
-            name, _, value = item.partition("=")
-            number = int(value) if value else number + 1
-            constants[name.strip()] = number
-    return constants
-
-
-def _fields(kind: str) -> dict[str, str]:
-    """List the names and types of a struct's fields: ``Int32s first, walk_row;`` are two fields."""
-    typedef = re.search(rf"typedef struct \{{([^}}]*)\}} {kind};", _headers())
-    if typedef is None:
-        raise TypeError(f"no header has a struct {kind}")
-    lines = [line.split(None, 1) for line in typedef[1].split(";")[:-1]]
-    return {name.strip(): kind for kind, names in lines for name in names.split(",")}
+def _declared(kind: str, name: str) -> Value:
+    """Return what the headers declare under a name; ``kind`` is a key of `_library`."""
+    declared = _library()[1][kind]
+    if name not in declared:
+        raise AttributeError(f"the library has no {name} among its {kind}; {_remedy()}")
+    return declared[name]
 
 
 def _kernel(name: str) -> Value:
-    """Find the declaration of a function in the headers, and make a Python function of it."""
-    found = re.search(rf"^KERNEL (\w+) {name}\(([^)]*)\);", _headers(), re.MULTILINE)
-    if found is None:
-        raise AttributeError(f"no header has a KERNEL {name}")
-    texts = re.findall(r"(const )?(\w+) (\*?)(\w+)", f"{found[1]} *returned, {found[2]}")
-    declared = [
-        (kind, field, bool(star and not const))  # whether it is a result
-        for const, kind, star, field in texts
-        if kind not in {"void", "Memory"}
-    ]
+    """Make a Python function of a function in the library."""
+    declared = _declared("functions", name)
     parameters = [field for _, field, is_result in declared if not is_result]
-    function = _library()[f"try_{name}"]
+    library = _library()[0]
+    function = library[f"try_{name}"]
     function.argtypes = [ctypes.POINTER(_Memory)] + [
         ctypes.POINTER(_TYPES[kind]) if is_result or kind in Struct.classes else _TYPES[kind]
         for kind, _, is_result in declared
@@ -245,7 +225,7 @@ def _kernel(name: str) -> Value:
             pairs = zip(declared, values)
             results = [_from_c(kind, value) for (kind, _, is_result), value in pairs if is_result]
         finally:
-            _library().try_give_back(ctypes.byref(memory), _Memory())
+            library.try_give_back(ctypes.byref(memory), _Memory())
         return tuple(results) if len(results) != 1 else results[0]
 
     return call

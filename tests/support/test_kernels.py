@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from memonger.planners.annealing import Archive, empty_archive
 from memonger.support.errors import MemongerError
-from memonger.support.kernels import compiled
+from memonger.support.kernels import Struct, compiled, constant
 
 from planned import ROOT, run_code, run_python
 
@@ -42,6 +42,16 @@ def test_arguments_are_what_the_header_says(message: str) -> None:
     assert [array.tolist() for array in compiled.group_by_key(KEY, 2)] == [[0, 1, 3], [1, 0, 2]]
     with pytest.raises(TypeError, match=message):
         REFUSED[message]()
+
+
+def test_what_no_header_declares_is_told() -> None:
+    """As in a clone with a header that is newer than the library."""
+    with pytest.raises(AttributeError, match="the library has no absent among its functions; "):
+        getattr(compiled, "absent")  # noqa: B009
+    with pytest.raises(AttributeError, match="the library has no ABSENT among its constants; "):
+        constant("ABSENT")
+    with pytest.raises(AttributeError, match="the library has no Absent among its structs; "):
+        type("Absent", (Struct,), {})
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
@@ -120,7 +130,7 @@ compiled.group_by_key(numpy.zeros(2, "int32"), 1)
 """
 
 
-def test_the_library_is_that_of_the_headers(tmp_path: Path) -> None:
+def test_the_library_is_that_of_the_sources(tmp_path: Path) -> None:
     """In a tree it is the one beside them, or an installed one; what does not fit is told."""
     script = copied(tmp_path) / "script.py"
     script.write_text(CALLED)
@@ -141,16 +151,20 @@ def test_the_library_is_that_of_the_headers(tmp_path: Path) -> None:
     beside.unlink()
     assert message() == f"{beside} is missing; {rebuild}"
     assert message(str(tmp_path / "installed")) == ""
-    header = tmp_path / "memonger" / "graph" / "arrays.h"
-    header.write_text(header.read_text() + "/* of no matter */")
-    assert message(str(tmp_path / "installed")) == ""
+    header, code = (tmp_path / "memonger" / "graph" / f"arrays.{end}" for end in "hc")
+    text = code.read_text()
+    code.write_text(text + "/* newer */")
+    other = "was built from another graph/arrays."
+    assert message(str(tmp_path / "installed")) == f"{installed} {other}c; {rebuild}"
+    code.write_text(text)
     header.write_text(header.read_text() + "enum { NEWER };")
-    older = "was built from other headers; " + rebuild
-    assert message(str(tmp_path / "installed")) == f"{installed} {older}"
+    assert message(str(tmp_path / "installed")) == f"{installed} {other}h; {rebuild}"
     installed.rename(beside)
-    assert message() == f"{beside} {older}"
-    (tmp_path / "setup.py").unlink()  # as a wheel has it
-    assert message() == f"{beside} was built from other headers; install memonger again"
+    assert message() == f"{beside} {other}h; {rebuild}"
+    (tmp_path / "setup.py").unlink()
+    assert message() == f"{beside} {other}h; install memonger again"
+    header.unlink()  # a wheel has no sources
+    assert message() == ""
     beside.unlink()
     assert message() == f"{beside} is missing; install memonger again"
 
