@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "memonger"
 #: From the ground up: a module imports from its own package and from those before it.
 PACKAGES = (
     "support graph.operators graph costs.time costs schedules planners planners.marks "
-    "planners.trees schedules.execution solve api gluon scripts public cli __main__"
+    "planners.trees schedules.execution solve show api gluon scripts public cli __main__"
 ).split()
 UNRELATED = {"planners.marks", "planners.trees", "schedules.execution"}  # to one another
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Collection, Dict, Iterator, Mapping, NamedTupl
 
 import numpy as np
 
-from memonger.api.notebook import write_table
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import check_symbol, read_grad_req, read_pairs, trace
 from memonger.graph.operators.recompute import ANY, GPU, on_one_device, waits_for_devices
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
+from memonger.show.notebook import write_table
 from memonger.solve.network import Network, read_network
 from memonger.support.checks import check_count
 from memonger.support.errors import MemongerError, mxnet_message

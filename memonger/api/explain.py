@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Callable, Iterable, Mapping, NamedTuple, Seque
 
 import numpy as np
 
-from memonger.api.groups import Group, Member, find_groups
-from memonger.api.notebook import write_table
 from memonger.costs.lower_bound import find_lower_bound
 from memonger.costs.usage import Usage
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
+from memonger.show.groups import Group, Member, find_groups
+from memonger.show.notebook import write_table
+from memonger.show.timeline import find_kept
 from memonger.solve.describe import NO_OPERATORS
 from memonger.solve.facts import measure, predict
 from memonger.solve.network import read_network
-from memonger.solve.timeline import find_kept
 from memonger.support.errors import format_size
 from memonger.support.types import Int64s, Symbol
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Mapping, NamedTuple, NoReturn, Sequence, Tuple
 import numpy as np
 
 from memonger.api import plot, report
-from memonger.api.notebook import Page, write_table
 from memonger.api.plan import Plan, make_plan
 from memonger.api.report import KINDS, PLACING, Reported
 from memonger.graph.inputs import read_devices, read_pairs, trace
 from memonger.planners.candidates import Candidate, SearchResult, by_seconds, pareto_front
 from memonger.schedules.layouts import LayoutMismatch
+from memonger.show.notebook import Page, write_table
 from memonger.solve.choose import (
     BY,
     choose_fastest,

@@ -16,7 +16,6 @@ import numpy as np
 
 from memonger.api import plot
 from memonger.api.explain import PlanExplanation, explain_choices
-from memonger.api.notebook import write_table
 from memonger.api.report import PLACING, Reported
 from memonger.costs.time.times import find_times
 from memonger.costs.usage import Usage
@@ -25,6 +24,7 @@ from memonger.graph.forward import INSERTED, RECORD, insert_identities
 from memonger.graph.inputs import InputSpec, check_symbol, drop_old_types, read_shapes
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
+from memonger.show.notebook import write_table
 from memonger.solve.choose import Solution, describe_slowest, describe_unmet
 from memonger.solve.facts import predict
 from memonger.solve.limits import Limits

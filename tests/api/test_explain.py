@@ -11,7 +11,7 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
-from memonger.api.groups import Member, find_groups
+from memonger.show.groups import Member, find_groups
 from memonger.graph.forward import SavedIdentity, with_identities
 from memonger.graph.training import training_graph
 from memonger.support.errors import MemongerError

@@ -21,7 +21,7 @@ from memonger.costs.time.times import TimedDevice, find_times
 from memonger.graph.inputs import InputSpec
 from memonger.solve.facts import predict
 from memonger.solve.network import Network
-from memonger.solve.timeline import list_alive, list_operators
+from memonger.show.timeline import list_alive, list_operators
 
 import networks
 from pages import chain_plans, data_of, live_of
