@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memonger.api.plan import Plan
 
     Writer = Callable[[Sequence[str], str, Sequence["Row"]], str]
-    Row = Tuple[int, str, str, str]  # bytes of tensors, what becomes of them, which they are, why
+    Row = Tuple[str, str, str, str]  # size of tensors, what becomes of them, which they are, why
 
 SHOWN = 12  # groups of the peak that are printed
 KINDS = {FORWARD: "result", RECOMPUTED: "recomputed", BACKWARD: "gradient"}
@@ -32,17 +32,14 @@ KINDS = {FORWARD: "result", RECOMPUTED: "recomputed", BACKWARD: "gradient"}
 def _table(lines: Sequence[str], title: str, rows: Sequence[Row]) -> str:
     """Write a table of tensors below some lines: their bytes, what becomes of them, which, why."""
     head = ["", f"{'memory':>10}  {title:10}  of"]
-    texts = [
-        f"{format_size(n):>10}  {fate:10}  {of}{why and f' ({why})'}" for n, fate, of, why in rows
-    ]
+    texts = [f"{size:>10}  {fate:10}  {of}{why and f' ({why})'}" for size, fate, of, why in rows]
     return "\n".join([*lines, *head, *texts])
 
 
 def _html_table(lines: Sequence[str], title: str, rows: Sequence[Row]) -> str:
     """Write as `_table` does, for a notebook."""
     figures = write_table([line.split(None, 1) for line in lines])
-    cells = [(format_size(n), fate, of, why) for n, fate, of, why in rows]
-    return figures + write_table(cells, ["memory", title, "of", "why"])
+    return figures + write_table(rows, ["memory", title, "of", "why"])
 
 
 class Alive(NamedTuple):
@@ -90,13 +87,11 @@ class Explanation(NamedTuple):
     @property
     def bounded_by(self) -> str:
         """The lower bound of the memory of any plan, in words."""
-        ruled = sum(t.nbytes for t in self.tensors if t.rule)
+        ruled, size = sum(t.nbytes for t in self.tensors if t.rule), self._size
         over = self.floor_bytes - self.floor_own_bytes
-        text = f"{self.floor or 'nothing'} needs {format_size(self.floor_own_bytes)} at once"
-        text += f", beside {format_size(over)} that cannot be recomputed" if over else ""
-        return text + (
-            f"; {format_size(ruled)} of the peak must not be recomputed" if ruled else ""
-        )
+        text = f"{self.floor or 'nothing'} needs {size(self.floor_own_bytes)} at once"
+        text += f", beside {size(over)} that cannot be recomputed" if over else ""
+        return text + (f"; {size(ruled)} of the peak must not be recomputed" if ruled else "")
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -116,32 +111,37 @@ class Explanation(NamedTuple):
         rows, more = self._largest()
         return self._table(rows, _html_table) + (f"<p>{more}</p>" if more else "")
 
+    def _size(self, nbytes: int) -> str:
+        """Write bytes in the unit of the pool."""
+        return format_size(nbytes, self.pool_bytes)
+
     def _largest(self) -> tuple[Sequence[Row], str]:
         """Return a row for each of the largest groups, and a line on the rest, if there is one."""
         groups = self.groups
-        rows = [(g.nbytes, g.choice, str(g), g.why) for g in groups[:SHOWN]]
+        rows = [(self._size(g.nbytes), g.choice, str(g), g.why) for g in groups[:SHOWN]]
         rest = groups[SHOWN:]
         tensors, nbytes = sum(len(g.members) for g in rest), sum(g.nbytes for g in rest)
-        return rows, f"{format_size(nbytes):>10}  in {tensors} more tensors" if rest else ""
+        return rows, f"{self._size(nbytes):>10}  in {tensors} more tensors" if rest else ""
 
     def details(self) -> str:
         """Write the same with each tensor on a line of its own."""
-        tensors = self.tensors
-        return self._table([(t.nbytes, t.kind, f"{t.op:20}  {t.name}", t.rule) for t in tensors])
+        texts = [f"{t.op:20}  {t.name}" for t in self.tensors]
+        pairs = zip(self.tensors, texts)
+        return self._table([(self._size(t.nbytes), t.kind, text, t.rule) for t, text in pairs])
 
     def _table(self, rows: Sequence[Row], write: Writer = _table) -> str:
         if not self.tensors and not self.pool_bytes:
             return NO_OPERATORS
         lines = [
-            "pool       " + format_size(self.pool_bytes),
-            f"peak       {format_size(self.peak_bytes)} alive at once, in {self.peak}",
-            f"floor      {format_size(self.floor_bytes)}: {self.bounded_by}",
+            "pool       " + self._size(self.pool_bytes),
+            f"peak       {self._size(self.peak_bytes)} alive at once, in {self.peak}",
+            f"floor      {self._size(self.floor_bytes)}: {self.bounded_by}",
         ]
         for kind in KINDS.values():
             title = kind if kind == "recomputed" else kind + "s"
             chosen = [t.nbytes for t in self.tensors if t.kind == kind]
             share = f"{100 * sum(chosen) / max(1, self.peak_bytes):.0f} %"
-            text = f"{format_size(sum(chosen))} of the peak ({share}), {len(chosen)} tensors"
+            text = f"{self._size(sum(chosen))} of the peak ({share}), {len(chosen)} tensors"
             lines += [f"{title:10} {text}"] if chosen else []
         rows = [(n, kind, of, why and f"never recomputed: {why}") for n, kind, of, why in rows]
         return write(lines, "kind", rows)
@@ -243,31 +243,43 @@ class PlanExplanation(NamedTuple):
         return self._table(self._rows(), _html_table)
 
     def _rows(self) -> Sequence[Row]:
-        rows = []
+        rows, largest = [], self._largest()
         for g in self.groups:
             reasons = {self.tensors[k].reason for k in g.members}
             reason = reasons.pop() if len(reasons) == 1 else ""
-            rows.append((g.nbytes, g.choice, str(g), ": ".join(filter(None, (g.why, reason)))))
+            why = ": ".join(filter(None, (g.why, reason)))
+            rows.append((format_size(g.nbytes, largest), g.choice, str(g), why))
         return rows
 
     def details(self) -> str:
         """Write the same with each tensor on a line of its own, in execution order."""
         whys = [t.why and f"{t.why}: {t.reason}" for t in self.tensors]
         texts = [f"{t.op:20}  {t.name}" for t in self.tensors]
-        rows = zip(self.tensors, texts, whys)
-        return self._table([(t.nbytes, t.choice, text, why) for t, text, why in rows])
+        rows, largest = zip(self.tensors, texts, whys), self._largest()
+        return self._table(
+            [(format_size(t.nbytes, largest), t.choice, text, why) for t, text, why in rows]
+        )
 
     @property
-    def sums(self) -> dict[str, str]:
-        """The memory and the number of all tensors that are kept, recomputed, and freed."""
+    def sums(self) -> dict[str, tuple[int, int]]:
+        """The bytes and the number of all tensors that are kept, recomputed, and freed."""
         sums = {}
         for choice in ("kept", "recomputed", "freed"):
             chosen = [t.nbytes for t in self.tensors if t.choice == choice]
-            sums[choice] = f"{format_size(sum(chosen))}, {len(chosen)} tensors"
+            sums[choice] = sum(chosen), len(chosen)
         return sums
 
+    def _largest(self) -> int:
+        """Return the largest sum, in bytes: its unit is that of all."""
+        return max(nbytes for nbytes, _ in self.sums.values())
+
     def _table(self, rows: Sequence[Row], write: Writer = _table) -> str:
-        return write([f"{choice:10} {text}" for choice, text in self.sums.items()], "choice", rows)
+        largest = self._largest()
+        lines = [
+            f"{choice:10} {format_size(nbytes, largest)}, {count} tensors"
+            for choice, (nbytes, count) in self.sums.items()
+        ]
+        return write(lines, "choice", rows)
 
 
 def explain_choices(plan: Plan, memory: Usage) -> PlanExplanation:

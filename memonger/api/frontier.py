@@ -37,7 +37,6 @@ from memonger.solve.network import Network, read_unplanned
 from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
 from memonger.support.errors import (
-    MB,
     BudgetError,
     MemongerError,
     TooLargeError,
@@ -76,14 +75,22 @@ class Frontier(Reported, Tuple[Plan, ...]):
         return self
 
     def __str__(self) -> str:
-        lines = ["memory (MiB)    share   added time recomputed   copies  plan"]
+        lines = ["      memory    share   added time recomputed   copies  plan"]
+        for size, share, time, recomputed, copies, kind in self._rows:
+            lines.append(f"{size:>12} {share:>8} {time:>12} {recomputed:>10} {copies:>8}  {kind}")
+        return "\n".join([*lines, *self._placing])
+
+    @property
+    def _rows(self) -> Sequence[tuple[str, ...]]:
+        """The texts of the table; all sizes have one unit."""
+        largest, rows = max(plan.pool_bytes for plan in self), []
         for plan in self:
             share = 100 * plan.pool_bytes / max(1, plan.unplanned_bytes)
-            lines.append(
-                f"{plan.pool_bytes / MB:12.1f} {share:6.0f} % {100 * plan.time_overhead:10.1f} "
-                f"% {len(plan.recomputed):10} {len(plan.copies):8}  {KINDS[plan.kind]}"
-            )
-        return "\n".join([*lines, *self._placing])
+            figures = f"{share:.0f} %", f"{100 * plan.time_overhead:.1f} %"
+            counts = str(len(plan.recomputed)), str(len(plan.copies))
+            size = format_size(plan.pool_bytes, largest)
+            rows.append((size, *figures, *counts, KINDS[plan.kind]))
+        return rows
 
     @property
     def _placing(self) -> Sequence[str]:
@@ -95,15 +102,8 @@ class Frontier(Reported, Tuple[Plan, ...]):
         return f"Frontier({len(self)} plans)"
 
     def _repr_html_(self) -> str:
-        rows = []
-        for plan in self:
-            share = 100 * plan.pool_bytes / max(1, plan.unplanned_bytes)
-            counts = str(len(plan.recomputed)), str(len(plan.copies))
-            time = f"{100 * plan.time_overhead:.1f} %"
-            size = format_size(plan.pool_bytes)
-            rows.append([size, f"{share:.0f} %", time, *counts, KINDS[plan.kind]])
         head = ["memory", "share", "added time", "recomputed", "copies", "plan"]
-        return write_table(rows, head) + "".join(f"<p>{line}</p>" for line in self._placing)
+        return write_table(self._rows, head) + "".join(f"<p>{line}</p>" for line in self._placing)
 
     def plot(self, file: Path | None = None) -> Figure:
         """Draw memory against the predicted time; ``file`` and result are as of `Plan.plot`."""
@@ -241,11 +241,18 @@ class LargestBatch(_Largest):
         return f"LargestBatch({batches}, plan={self.plan!r})"
 
     def __str__(self) -> str:
-        return f"{self._fits}\n{self.plan}"
+        plan = self.plan
+        return f"{self._fits}\n{plan._describe(plan._explain_or_not(), self._most)}"
 
     def _repr_html_(self) -> str:
         lines = "<br>".join(map(escape, self._fits.splitlines()))
-        return f"<p>{lines}</p>{self.plan._repr_html_()}"
+        return f"<p>{lines}</p>{self.plan._write_html(self._most)}"
+
+    @property
+    def _most(self) -> int:
+        """The largest of all sizes that are printed, in bytes: they are in the unit of it."""
+        budget = self._limits.budget
+        return max(self.plan._largest, 0 if budget is None else int(budget.amount))
 
     @property
     def _fits(self) -> str:
@@ -254,14 +261,15 @@ class LargestBatch(_Largest):
         fits = f"a batch of {self.batch} fits with a plan, of {self.unplanned_batch} without"
         if budget is None:
             return fits
-        size = format_size(int(budget.amount))
+        size = format_size(int(budget.amount), self._most)
         if budget.of == "device":
-            return f"{fits}, into {size} of the whole device{budget.beside}"
+            return f"{fits}, into {size} of the whole device{budget.describe_beside(self._most)}"
         fits += f", into {size} of MXNet's pool"
         if plan.device_bytes <= budget.amount:
             return fits
-        taken = f"{format_size(plan.device_bytes)} of the device are taken, more than {size}"
-        return f"{fits}\ncard       {taken}; {OF_A_CARD}"
+        taken = format_size(plan.device_bytes, self._most)
+        more = f"{taken} of the device are taken, more than {size}"
+        return f"{fits}\ncard       {more}; {OF_A_CARD}"
 
     def report(self, file: Path | None = None, *, network: str = "net-symbol.json") -> Page | None:
         """Write a page of the plan, and of the samples a second to hope for at smaller batches.

@@ -179,10 +179,14 @@ class Plan(Reported):
         return f"Plan({memory}, {work}, planner={self.planner!r}, exact={self.exact})"
 
     def __str__(self) -> str:
-        return self._describe(self._explain_or_not())
+        return self._describe(self._explain_or_not(), self._largest)
 
     def _repr_html_(self) -> str:
-        return write_table([*self._lines(self._explain_or_not()).items()])
+        return self._write_html(self._largest)
+
+    def _write_html(self, largest: int) -> str:
+        """Write the table of a notebook, in the unit of a listing with this ``largest``, bytes."""
+        return write_table([*self._lines(self._explain_or_not(), largest).items()])
 
     def _explain_or_not(self) -> PlanExplanation:
         """Explain the plan; printing raises nothing, so of a symbol that was changed nothing."""
@@ -191,34 +195,43 @@ class Plan(Reported):
         except MemongerError:
             return PlanExplanation(())
 
-    def _describe(self, explanation: PlanExplanation) -> str:
-        """Describe the plan, of which this is the explanation, as ``print`` does."""
-        return "\n".join(f"{name:10} {text}" for name, text in self._lines(explanation).items())
+    @property
+    def _largest(self) -> int:
+        """The most of the figures of its memory, in bytes: a listing is in the unit of it."""
+        return max(self.unplanned_device_bytes, self.device_bytes)
 
-    def _lines(self, explanation: PlanExplanation) -> dict[str, str]:
+    def _describe(self, explanation: PlanExplanation, largest: int) -> str:
+        """Describe the plan, of which this is the explanation, as ``print`` does."""
+        lines = self._lines(explanation, largest)
+        return "\n".join(f"{name:10} {text}" for name, text in lines.items())
+
+    def _lines(self, explanation: PlanExplanation, largest: int) -> dict[str, str]:
         """Describe the plan, a text for each name; those of many lines are indented."""
+
+        def size(nbytes: int) -> str:
+            return format_size(nbytes, largest)
+
         chosen = [group for group in explanation.groups if group.choice != "freed"][:GROUPS]
         fates = [g.choice + (f" ({g.why})" if g.why else "") for g in chosen]
-        groups = [f"{g}: {fate}, {format_size(g.nbytes)}" for g, fate in zip(chosen, fates)]
+        groups = [f"{g}: {fate}, {size(g.nbytes)}" for g, fate in zip(chosen, fates)]
         saved, count = self.unplanned_bytes - self.pool_bytes, len(self.kept) + len(self.recomputed)
         place = {"cpu": " of the CPU", "gpu": " of a GPU"}.get(self.request.device_type, "")
         blocks = "" if place == " of the CPU" else ", rounded as MXNet does on a GPU"
         gpu = f" for {self.options['gpu']}" if "gpu" in self.options else ""
         rounding = "; on a CPU it may round otherwise than the network without it"
         lines = {
-            "before": f"{format_size(self.unplanned_bytes)} without a plan",
-            "after": f"{format_size(self.pool_bytes)}, of which {format_size(self.peak_bytes)} are "
-            "alive at once",
-            "saved": f"{format_size(saved)}, {100 * saved / max(1, self.unplanned_bytes):.0f} %",
-            "floor": f"{format_size(self.floor_bytes)} must be alive at once under any plan"
+            "before": f"{size(self.unplanned_bytes)} without a plan",
+            "after": f"{size(self.pool_bytes)}, of which {size(self.peak_bytes)} are alive at once",
+            "saved": f"{size(saved)}, {100 * saved / max(1, self.unplanned_bytes):.0f} %",
+            "floor": f"{size(self.floor_bytes)} must be alive at once under any plan"
             + (f", in {self.floor}" if self.floor else ""),
-            "device": f"{format_size(self.device_bytes)}{place}, "
-            f"{format_size(self.unplanned_device_bytes)} without a plan: the pool, parameters, "
+            "device": f"{size(self.device_bytes)}{place}, "
+            f"{size(self.unplanned_device_bytes)} without a plan: the pool, parameters, "
             f"their gradients and inputs{blocks}",
-            "held": f"{format_size(self.held_bytes)} of it are held by operators, with any plan"
+            "held": f"{size(self.held_bytes)} of it are held by operators, with any plan"
             if self.held_bytes
             else "",
-            "shared": f"{format_size(self.temporary_bytes)} of it are temporary space, which "
+            "shared": f"{size(self.temporary_bytes)} of it are temporary space, which "
             "operators share"
             if self.temporary_bytes
             else "",
@@ -285,9 +298,11 @@ class Plan(Reported):
         MemongerError
             If matplotlib is not installed, or the file cannot be written.
         """
+        whole = self.unplanned_bytes
+        after = format_size(self.pool_bytes, whole)
         panels = {
-            f"without a plan: a pool of {format_size(self.unplanned_bytes)}": self._unplanned,
-            f"with the plan: a pool of {format_size(self.pool_bytes)}": self._memory,
+            f"without a plan: a pool of {format_size(whole)}": self._unplanned,
+            f"with the plan: a pool of {after}": self._memory,
         }
         return plot.plot_memory(file, panels)
 

@@ -286,7 +286,8 @@ def search_plan(
             text = (
                 "a schedule would take about %s where these marks take %s: how='schedule', work=2"
             )
-            log.info(text, format_size(least), format_size(planned.pool_bytes))
+            whole = planned.pool_bytes
+            log.info(text, format_size(least, whole), format_size(whole))
     return planned.symbol
 
 

@@ -218,6 +218,9 @@ def data_of(shown: Shown) -> dict[str, Json]:
         command = command_of(plan, shown.network) if shown.command is None else shown.command
         return {**_figures(plan), "command": command}
 
+    # All sizes of a page have one unit, that of the largest.
+    sizes = [plan._largest for plan in (*shown.plans, *shown.batches.values())]
+    largest = max([*sizes, shown.budget["bytes"] if shown.budget else 0])
     most = MAX_TENSORS // (len(shown.plans) + 1)
     few = len(operators["name"]) * len(shown.plans) <= MAX_REASONS
     return {
@@ -227,12 +230,13 @@ def data_of(shown: Shown) -> dict[str, Json]:
         "device": request.devices,
         "kinds": KINDS,
         "placing": PLACING,
+        "largest": largest,
         "chosen": shown.plans.index(chosen),
         "budget": shown.budget,
         "plans": [
             {
                 **figures(plan),
-                **_choices(plan, operators, most, has_reasons=few or plan is chosen),
+                **_choices(plan, operators, largest, most, has_reasons=few or plan is chosen),
             }
             for plan in shown.plans
         ],
@@ -278,9 +282,16 @@ def _groups(memory: Usage, operators: Mapping[str, Sequence[Json]]) -> list[str]
 
 
 def _choices(
-    plan: Plan, operators: Mapping[str, Sequence[Json]], most: int, has_reasons: bool
+    plan: Plan,
+    operators: Mapping[str, Sequence[Json]],
+    largest: int,
+    most: int,
+    has_reasons: bool,
 ) -> dict[str, Json]:
-    """Return what a plan does with each operator, and its tensors over the training step."""
+    """Return what a plan does with each operator, and its tensors over the training step.
+
+    ``largest`` is the largest size of the page, in bytes.
+    """
     memory, explanation = plan._memory, plan.explain()
     nodes = memory.graph.nodes
     rows, places, n = find_rows(memory.graph), find_results(memory), len(operators["name"])
@@ -302,7 +313,7 @@ def _choices(
             again_bytes[row] += choice.nbytes
     again = rows[[node for node in memory.recomputed.tolist() if not nodes[node].is_inserted]]
     return {
-        "text": plan._describe(explanation),
+        "text": plan._describe(explanation, largest),
         "sums": explanation.sums,
         "fates": fates,
         "again_bytes": again_bytes,

@@ -99,7 +99,7 @@ class PlannedBlock:
         """Warn, once, that calls run without the plan while an earlier one is alive."""
         assert decision.count is not None
         sizes = decision.count.planned_together, decision.count.plain_together
-        planned, plain = map(format_size, sizes)
+        planned, plain = (format_size(nbytes, max(sizes)) for nbytes in sizes)
         self.refuse(
             f"a call while an earlier one waits for its backward pass holds {planned} by the plan, "
             f"and {plain} without it"

@@ -55,6 +55,6 @@ def count_bytes(plan: Plan, inputs: Collection[str]) -> Count:
     if planned >= plain:
         raise MemongerError(
             f"by its plan it would take {format_size(planned)} in Gluon, and without it "
-            f"{format_size(plain)}"
+            f"{format_size(plain, planned)}"
         )
     return Count(planned, plain, together, training.kept_bytes)

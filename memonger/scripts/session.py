@@ -177,7 +177,8 @@ class Session:
             elif self.plans and not is_child:
                 largest = max(self.plans, key=lambda plan: plan.unplanned_bytes)
                 text = "%s the largest %s; %.1f s to plan"
-                log.info(text, self._counted(), self._figures(largest), self._seconds)
+                figures = self._figures(largest, self._sum_unplanned())
+                log.info(text, self._counted(), figures, self._seconds)
                 if self._report is not None:
                     try:
                         name, budget = self._networks[largest]
@@ -236,9 +237,8 @@ class Session:
             requests = (read_network(net, ctx=ctx, **bind) for net in (symbol, clear(symbol)))
             with_marks, without = (measure(request).pool_bytes for request in requests)
             if with_marks < without:
-                text = (
-                    f"trains by its own marks (force_mirroring), in {format_size(with_marks)} of "
-                )
+                size = format_size(with_marks, without)
+                text = f"trains by its own marks (force_mirroring), in {size} of "
                 text += f"{format_size(without)}; to have it planned, remove them"
                 self._log_once(logging.WARNING, symbol, text)
                 return None
@@ -355,20 +355,25 @@ class Session:
             log.warning(text, reason)
         self._unkept = True
 
-    def _figures(self, plan: Plan) -> str:
-        """Write the memory that the budget bounds, and the time that a plan adds."""
+    def _figures(self, plan: Plan, largest: int = 0) -> str:
+        """Write the memory that the budget bounds, and the time that a plan adds.
+
+        ``largest`` is that of the other sizes of the line, in bytes.
+        """
         before, after = plan.unplanned_bytes, plan.pool_bytes
         _, budget = self._networks[plan]
         if budget is not None and budget.of == "device":
             before, after = plan.unplanned_device_bytes, plan.device_bytes
-        text = format_size(before)
+        largest = max(before, largest)
+        text = format_size(before, largest)
         if plan.pool_bytes < plan.unplanned_bytes:
-            text += f" -> {format_size(after)}"
+            text += f" -> {format_size(after, largest)}"
             text += f", {100 * plan.time_overhead:.0f} % of a step's time added"
         else:
             text += f", as it is{plan.declined and ': '}{plan.declined}"
         if budget is not None:
-            text += f", within the budget of {self._options['budget']}{budget.beside}"
+            text += f", within the budget of {self._options['budget']}"
+            text += budget.describe_beside(largest)
         return text
 
     def _compare(self, name: str, network: Symbol, plan: Plan) -> None:
@@ -409,11 +414,14 @@ class Session:
         planned = [plan for plan in self.plans if plan.pool_bytes < plan.unplanned_bytes]
         if len(self.plans) == 1:
             return f"{len(planned)} planned,"
-        before, after = (
-            format_size(sum(sizes))
-            for sizes in zip(*[(plan.unplanned_bytes, plan.pool_bytes) for plan in self.plans])
-        )
-        return f"{len(planned)} of {len(self.plans)} planned, {before} -> {after} in all;"
+        whole = self._sum_unplanned()
+        after = format_size(sum(plan.pool_bytes for plan in self.plans), whole)
+        sizes = f"{format_size(whole)} -> {after}"
+        return f"{len(planned)} of {len(self.plans)} planned, {sizes} in all;"
+
+    def _sum_unplanned(self) -> int:
+        """Sum what all networks take without a plan, in bytes."""
+        return sum(plan.unplanned_bytes for plan in self.plans)
 
     def _log_nothing(self) -> None:
         """Log that nothing was planned, and why; with a budget it is a warning."""

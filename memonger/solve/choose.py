@@ -401,7 +401,8 @@ def _keep_own_marks(solution: Solution, limits: Limits) -> Solution:
         return solution
     kept = confirm(facts, MARKS, plan)
     text = "the network keeps its own marks (force_mirroring), which take %s; the plan takes %s"
-    sizes = format_size(kept.memory.pool_bytes), format_size(solution.memory.pool_bytes)
+    largest = solution.memory.pool_bytes
+    sizes = format_size(kept.memory.pool_bytes, largest), format_size(largest)
     return replace(
         kept,
         costs={**solution.costs, **kept.costs},
@@ -485,7 +486,9 @@ def confirm(facts: Facts, way: str, plan: Candidate, is_fastest: bool = False) -
 def _advise(solution: Solution) -> Solution:
     """Add warnings to a solution; return the network without a plan if the plan saves nothing."""
     facts, memory, unplanned = solution.facts, solution.memory, solution.facts.unplanned
-    cost, before = format_size(memory.counted_bytes), format_size(unplanned.counted_bytes)
+    largest = max(memory.counted_bytes, unplanned.counted_bytes)
+    cost = format_size(memory.counted_bytes, largest)
+    before = format_size(unplanned.counted_bytes, largest)
     saved, warnings = memory.count_saved(unplanned), [*solution.warnings]
     pool, useless = unplanned.pool_bytes, saved <= 0
     if not facts.limits.rules:

@@ -46,7 +46,7 @@ def describe_too_little(facts: Facts, limit: int, smallest: Usage) -> BudgetErro
     work, budget, least = facts.limits.work, facts.limits.budget, facts.lower_bound
     nbytes, pool = facts.count_bytes(smallest), smallest.pool_bytes
     of, more = ("", "") if work is None else (f" with work={work:g}", " or more work")
-    beside = budget.beside if budget else ""
+    beside = budget.describe_beside() if budget else ""
     text = f"no plan{of} was found that needs at most {format_bytes(limit)}{beside}; the smallest "
     text += f"needs {format_bytes(nbytes)}; give more memory{more}."
     most = int(smallest.live[smallest.peak])

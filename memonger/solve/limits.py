@@ -275,15 +275,17 @@ class Budget:
         """Return the budget in bytes; ``unplanned`` is the memory without a plan in bytes."""
         return int(self.amount * unplanned if self.is_share else self.amount - self.room)
 
-    @property
-    def beside(self) -> str:
-        """Describe for a message what a budget of a GPU leaves to others; '' for other budgets."""
+    def describe_beside(self, largest: float | None = None) -> str:
+        """Describe for a message what a budget of a GPU leaves to others; '' for other budgets.
+
+        ``largest`` is the largest size of the message, in bytes, where all have one unit.
+        """
         if not self.room:
             return ""
         each = f"{self.state:g} bytes a parameter" if self.state else "none"
+        room = format_size(self.room, largest)
         return (
-            f"; {format_size(self.room)} of a GPU are left to CUDA and cuDNN, and {each} to the "
-            "state of an optimizer"
+            f"; {room} of a GPU are left to CUDA and cuDNN, and {each} to the state of an optimizer"
         )
 
 

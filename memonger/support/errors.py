@@ -99,8 +99,16 @@ def why_unplanned(error: Exception) -> str:
     )
 
 
-def format_size(nbytes: float) -> str:
-    """Return bytes as text in KiB, MiB or GiB (2**10, 2**20, 2**30 bytes): '806.0 MiB'."""
-    if abs(nbytes) < MB:
-        return f"{nbytes / KB:.1f} KiB"
-    return f"{nbytes / MB:.1f} MiB" if abs(nbytes) < 10 * GB else f"{nbytes / GB:.2f} GiB"
+def format_size(nbytes: float, largest: float | None = None) -> str:
+    """Return bytes as text in KiB, MiB or GiB (2**10, 2**20, 2**30 bytes): '806.0 MiB'.
+
+    In a listing all have the unit of its ``largest``: '<0.1 MiB' where '0.0 MiB' would be untrue.
+    """
+    whole = abs(nbytes) if largest is None else largest
+    unit, size, digits = ("KiB", KB, 1) if whole < MB else ("MiB", MB, 1)
+    if whole >= 10 * GB:
+        unit, size, digits = "GiB", GB, 2
+    text = f"{nbytes / size:.{digits}f}"
+    if nbytes > 0 and float(text) == 0:
+        text = f"<{10**-digits:.{digits}f}"
+    return f"{text} {unit}"

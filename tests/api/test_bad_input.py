@@ -415,7 +415,8 @@ def test_a_budget_in_bytes_bounds_the_device_where_it_is_a_gpu() -> None:
         options = read_limits(ctx=ctx, budget="8GB", budget_of=bound_gpu("8GB", None, ctx))
         assert options.budget == Budget(8e9, False, of, 0.0, room)
         assert options.budget.limit() == 8 * 10**9 - room
-        assert ("1024.0 MiB of a GPU are left to CUDA" in options.budget.beside) == bool(room)
+        said = options.budget.describe_beside()
+        assert said.startswith("; 1024.0 MiB of a GPU are left to CUDA") == bool(room)
     for budget in ("60%", "knee", 0.5, None):
         assert bound_gpu(budget, None, "gpu") is None
     assert bound_gpu("8GB", "pool", "gpu") == "pool"

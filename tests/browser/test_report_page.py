@@ -77,9 +77,11 @@ def assert_shown(driver: Any, plan: memonger.Plan) -> None:
         assert words in facts
     assert count(driver, "#table tbody tr") == len(plan.kept) + len(plan.recomputed)
     assert count(driver, "#table .tag.r") == len(plan.recomputed)
-    kept, recomputed, freed = plan.explain().sums.values()
-    sums = f"kept {kept}; recomputed {recomputed}; freed {freed}."
-    assert text(driver, "#sums") == f"Tensors of the forward pass: {sums}"
+    sums = [
+        f"{choice} {format_size(nbytes, whole)}, {number} tensors"
+        for choice, (nbytes, number) in plan.explain().sums.items()
+    ]
+    assert text(driver, "#sums") == f"Tensors of the forward pass: {'; '.join(sums)}."
     assert f"pool of {format_size(plan.pool_bytes)}" in text(driver, "#planned-title")
     assert content(driver, "#printed") == str(plan)
 
@@ -236,6 +238,8 @@ def test_a_row_of_operators_fits_and_does_not_contradict_itself(
     plan = memonger.plan(symbol, shapes, how=how, patience=0.02)
     plan.report(tmp_path / "plan.html")
     driver = opened(chromium, tmp_path / "plan.html", "wide")
+    units = set(re.findall(r"\b[KMG]iB\b", text(driver, "body")))
+    assert units == {"GiB"} and "<0.01 GiB" in text(driver, "body")
     table = "const s = document.querySelector('#table').parentElement;"
     assert driver.execute_script(f"{table} return s.scrollWidth <= s.clientWidth")
     press(driver, "#more")
@@ -252,7 +256,7 @@ def test_a_row_of_operators_fits_and_does_not_contradict_itself(
     copies = [t for t in choices.values() if t.name in plan.copies]
     reasons = {t.reason for t in copies if t.choice == "kept"}
     copied = r"a copy of its result is kept: (.*); it takes [\d.]+ .?s more"
-    some = r"[\d.]+ MiB are not held; it takes [\d.]+ .?s more; 2 of 3 tensors are kept: .*"
+    some = r"[\d.]+ GiB are not held; it takes [\d.]+ .?s more; 2 of 3 tensors are kept: .*"
     found = {m[1] for _, why in whys.values() for m in [re.fullmatch(copied, why)] if m}
     assert found == reasons and bool(reasons) == (how == "marks")
     assert any(re.fullmatch(some, why) for _, why in whys.values()) == (how == "schedule")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from typing import Any
 
 import memonger
@@ -111,7 +112,9 @@ def test_a_frontier_has_plans_that_nothing_beats(how: str) -> None:
     few = memonger.frontier(net(), SHAPES, how=how, points=6)
     assert 3 <= len(few) <= 6 and few[-1].pool_bytes == pools[-1]
     lines = str(few).split("\n")
-    assert lines[0] == "memory (MiB)    share   added time recomputed   copies  plan"
+    assert lines[0] == "      memory    share   added time recomputed   copies  plan"
+    sizes = [re.match(r" *\d+\.\d MiB ", line) for line in lines[1 : len(few) + 1]]
+    assert all(sizes)
     assert lines[1].endswith("   100 %        0.0 %          0        0  no plan")
     assert all(line.endswith(f"  {how}") for line in lines[2:]) == (how == "marks")
     if how != "marks":

@@ -285,7 +285,10 @@ def test_the_end_tells_what_was_planned_of_all(tmp_path: Path) -> None:
     assert log.startswith(said)
     *_, log = ended(*run, "--how", "schedule", "two.py", folder=tmp_path)
     last = log.splitlines()[-1]
-    assert re.match(r"memonger: 1 of 2 planned, 1\.6 MiB -> .* KiB in all; the largest 1\.6", last)
+    assert re.match(
+        r"memonger: 1 of 2 planned, 1\.6 MiB -> \S+ MiB in all; the largest 1\.6 ", last
+    )
+    assert last.count(" MiB") == 4 and "KiB" not in last
     many = "import mxnet as mx\nfor n in range(2, 10):\n    x = mx.sym.sin(mx.sym.var('x'))\n"
     (tmp_path / "many.py").write_text(many + "    x.simple_bind(mx.cpu(), x=(1024 * n, 256))\n")
     *_, told = ended(*run, "many.py", folder=tmp_path)

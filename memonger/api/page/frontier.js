@@ -23,7 +23,7 @@ function drawFrontier() {
     const of = DATA.plans.map((_, k) => k).filter((k) => DATA.plans[k].kind === kind);
     if (!of.length) continue;
     traces.push({
-      x: of.map((k) => memoryOf(DATA.plans[k]) / MIB),
+      x: of.map((k) => memoryOf(DATA.plans[k]) / UNIT_BYTES),
       y: of.map((k) => 100 * DATA.plans[k].figures.time_overhead),
       customdata: of,
       name,
@@ -35,12 +35,12 @@ function drawFrontier() {
         color: colour(POINTS[kind]),
         line: { color: colour("--card"), width: 1.5 },
       },
-      hovertemplate: `${name}<br>%{x:,.1f} MiB, +%{y:.1f} % time<extra></extra>`,
+      hovertemplate: `${name}<br>%{x:,.${DIGITS}f} ${UNIT}, +%{y:.1f} % time<extra></extra>`,
     });
   }
   const now = plan();
   traces.push({
-    x: [memoryOf(now) / MIB],
+    x: [memoryOf(now) / UNIT_BYTES],
     y: [100 * now.figures.time_overhead],
     type: "scatter",
     mode: "markers",
@@ -50,21 +50,21 @@ function drawFrontier() {
   });
   const memories = DATA.plans.map(memoryOf),
     budget = DATA.budget && DATA.budget.of === PICKED.axis ? DATA.budget.bytes : null;
-  const most = 1.08 * Math.max(...memories, budget || 0) / MIB,
+  const most = 1.08 * Math.max(...memories, budget || 0) / UNIT_BYTES,
     highest = Math.max(1, ...DATA.plans.map((each) => 100 * each.figures.time_overhead));
   const shapes = [], annotations = [];
   if (budget !== null) {
     shapes.push({
       type: "line",
-      x0: budget / MIB,
-      x1: budget / MIB,
+      x0: budget / UNIT_BYTES,
+      x1: budget / UNIT_BYTES,
       y0: 0,
       y1: 1,
       yref: "paper",
       line: { color: colour("--danger"), width: 1.5, dash: "dash" },
     });
     annotations.push({
-      x: budget / MIB,
+      x: budget / UNIT_BYTES,
       y: 1,
       yref: "paper",
       yanchor: "bottom",
@@ -73,7 +73,7 @@ function drawFrontier() {
       font: { color: colour("--danger"), size: 12 },
     });
   }
-  const title = PICKED.axis === "pool" ? "memory of the pool, MiB" : "memory of the device, MiB";
+  const title = `memory of the ${PICKED.axis}, ${UNIT}`;
   Plotly.react(
     "frontier-plot",
     traces,
@@ -86,7 +86,11 @@ function drawFrontier() {
       uirevision: PICKED.axis,
       legend: { orientation: "h", x: 0, y: 1.06, yanchor: "bottom" },
       margin: { l: 56, r: 14, t: 62, b: 44 },
-      xaxis: { title: { text: title, font: { size: 12 } }, range: [0, most], tickformat: ",d" },
+      xaxis: {
+        title: { text: title, font: { size: 12 } },
+        range: [0, most],
+        tickformat: most > 10 ? ",d" : "",
+      },
       yaxis: {
         title: { text: "time added to a step, %", font: { size: 12 } },
         range: [-0.06 * highest, 1.1 * highest],

@@ -23,6 +23,12 @@ const KINDS = [
 ];
 const CHOICES = { k: "kept", r: "recomputed", f: "freed" };
 const MIB = 2 ** 20;
+// The unit of all sizes, as Python chooses it, and the digits after the point.
+const [UNIT, UNIT_BYTES, DIGITS] = DATA.largest < MIB
+  ? ["KiB", 1024, 1]
+  : DATA.largest < 10 * 1024 * MIB
+  ? ["MiB", MIB, 1]
+  : ["GiB", 1024 * MIB, 2];
 
 const plan = () => DATA.plans[PICKED.plan];
 
@@ -35,10 +41,9 @@ function fixed(x, digits) {
   return x.toFixed(digits);
 }
 function inWords(nbytes) {
-  if (Math.abs(nbytes) < MIB) return `${fixed(nbytes / 1024, 1)} KiB`;
-  return Math.abs(nbytes) < 10 * 1024 * MIB
-    ? `${fixed(nbytes / MIB, 1)} MiB`
-    : `${fixed(nbytes / 1024 / MIB, 2)} GiB`;
+  const number = fixed(nbytes / UNIT_BYTES, DIGITS);
+  const isLittle = nbytes > 0 && Number(number) === 0;
+  return `${isLittle ? `<${10 ** -DIGITS}` : number} ${UNIT}`;
 }
 const percent = (share, digits) => `${fixed(100 * share, digits)} %`;
 function inTime(seconds) {

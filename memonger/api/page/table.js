@@ -67,7 +67,9 @@ function drawGroups() {
     group.time += OPS.forward[r] + OPS.gradient[r];
     for (const choice in FATES) group[choice] += countOf(r, FATES[choice]);
   }
-  const sums = Object.entries(plan().sums).map(([choice, text]) => `${choice} ${text}`);
+  const sums = Object.entries(plan().sums).map(([choice, [nbytes, count]]) =>
+    `${choice} ${inWords(nbytes)}, ${count} tensors`
+  );
   $("sums").textContent = `Tensors of the forward pass: ${sums.join("; ")}.`;
   const head = [
     ["Group"],

@@ -58,7 +58,7 @@ function drawTimelines() {
   );
   const figures = plan().figures;
   const pools = { unplanned: figures.unplanned_bytes, planned: figures.pool_bytes };
-  const highest = (which) => 1.14 * Math.max(lines[which].peak_bytes, pools[which], 1) / MIB;
+  const highest = (which) => 1.14 * Math.max(lines[which].peak_bytes, pools[which], 1) / UNIT_BYTES;
   const both = Math.max(highest("unplanned"), highest("planned"));
   fill(
     "legend",
@@ -88,7 +88,7 @@ function drawTimeline(which, most, pool) {
   const x = [...line.drawn, line.steps];
   if (n) x[0] = 0;
   const traces = groups.map((group, k) => {
-    const y = Array.from(stacks[k], (value) => value / MIB);
+    const y = Array.from(stacks[k], (value) => value / UNIT_BYTES);
     y[n] = n ? y[n - 1] : 0;
     return {
       x,
@@ -102,7 +102,7 @@ function drawTimeline(which, most, pool) {
       line: { shape: "hv", width: 0.4, color: colour("--card") },
     };
   });
-  const peak = line.peak_bytes / MIB, right = line.peak > 0.6 * line.steps;
+  const peak = line.peak_bytes / UNIT_BYTES, right = line.peak > 0.6 * line.steps;
   traces.push({
     x: [line.peak + 0.5],
     y: [peak],
@@ -143,7 +143,7 @@ function drawTimeline(which, most, pool) {
         tickformat: ",d",
       },
       yaxis: {
-        title: { text: "alive, MiB", font: { size: 12 } },
+        title: { text: `alive, ${UNIT}`, font: { size: 12 } },
         range: [0, most],
         rangemode: "nonnegative",
         tickformat: most > 10 ? ",d" : "",
@@ -167,7 +167,7 @@ function drawTimeline(which, most, pool) {
           "--quiet",
         ),
         rule(
-          { xref: "paper", yref: "y", x0: 0, x1: 1, y0: pool / MIB, y1: pool / MIB },
+          { xref: "paper", yref: "y", x0: 0, x1: 1, y0: pool / UNIT_BYTES, y1: pool / UNIT_BYTES },
           "dash",
           "--accent",
         ),
@@ -194,7 +194,7 @@ function drawTimeline(which, most, pool) {
           xref: "paper",
           xanchor: "left",
           xshift: 4,
-          y: pool / MIB,
+          y: pool / UNIT_BYTES,
           yanchor: "bottom",
           font: { size: 12, color: colour("--accent") },
         }),
@@ -203,8 +203,8 @@ function drawTimeline(which, most, pool) {
           xanchor: right ? "right" : "left",
           xshift: right ? -9 : 9,
           y: peak,
-          yanchor: peak > pool / MIB - 0.02 * most ? "bottom" : "middle",
-          yshift: peak > pool / MIB - 0.02 * most ? 13 : 5,
+          yanchor: peak > pool / UNIT_BYTES - 0.02 * most ? "bottom" : "middle",
+          yshift: peak > pool / UNIT_BYTES - 0.02 * most ? 13 : 5,
           font: { size: 12, color: colour("--ink") },
         }),
       ],
@@ -270,7 +270,7 @@ function showTip(which, event) {
   const at = drawnAt(line, event.xvals[0]);
   let below = 0, group = -1;
   for (let k = 0; k < groups.length && group < 0; k++) {
-    below += stacks[k][at] / MIB;
+    below += stacks[k][at] / UNIT_BYTES;
     if (event.yvals[0] <= below) group = k;
   }
   const tip = $("tip"), step = `step ${line.drawn[at]} of ${line.steps}`;
