@@ -381,11 +381,29 @@ COMMAND = {
     "no_cache": (bool, None, "store no plans for the next start, and use none"),
     "no_legacy_names": (bool, None, "supply no names that NumPy or Python has removed"),
 }
+WITH_FILES = (
+    "schedule: recompute as often as it pays; marks: at most once, and files keep them; auto "
+    "(default): schedule where possible, marks with --output"
+)
+OF_GPU = (
+    "what the budget limits: MXNet's pool, or the whole device (default on a GPU, and with "
+    "--optimizer)"
+)
 #: What an option means for a verb where that is not what `COMMAND` says.
 TEXTS = {
-    ("batch", "shapes"): "shape of an input, the batch, which is to be found, as N",
-    ("report", "output"): "write the page",
+    ("plan", "how"): WITH_FILES,
     ("frontier", "plot"): "draw memory against time",
+    ("report", "output"): "write the page",
+    ("batch", "shapes"): "shape of an input, the batch, which is to be found, as N",
+    ("batch", "how"): WITH_FILES,
+    ("batch", "budget"): "6GB, 6GiB, bytes, or device: what is free on the GPU",
+    ("batch", "budget_of"): OF_GPU,
+    ("check", "ctx"): "where both train: cpu (default), gpu or gpu(1)",
+    ("run", "budget_of"): OF_GPU,
+    ("run", "optimizer"): "optimizer whose state counts too, where it is not the script's own: "
+    "adam, or sgd,momentum=0.9",
+    ("run", "report"): "write a page of the largest network at the end",
+    ("run", "check"): "train each network and its plan for three steps first, and compare them",
 }
 ACTIONS: dict[object, object] = {dict: _Pairs, list: "append"}
 SWITCHES = ("json", "verbose", "check", "plan", "details")

@@ -43,8 +43,8 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "how": (
         STRATEGIES,
         None,
-        "schedule: recompute as often as it pays; marks: at most once, and files keep them; auto "
-        "(default): schedule where possible",
+        "schedule: recompute as often as it pays; marks: at most once; auto (default): schedule "
+        "where possible",
     ),
     "work": (float, "TIMES", "limit of a step's forward work, in forward passes (default: none)"),
     "budget": (str, "MEMORY", "6GB, 6GiB, bytes, 60%% of the memory without a plan, device, knee"),
@@ -52,8 +52,8 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "budget_of": (
         ("pool", "device"),
         None,
-        "what a budget limits: MXNet's pool, or the whole device (default of run and batch on a "
-        "GPU, and with --optimizer)",
+        "what the budget limits: MXNet's pool (default), or the whole device (default with "
+        "--optimizer)",
     ),
     "optimizer": (str, "NAME", "optimizer whose state counts too: adam, or sgd,momentum=0.9"),
     "measure": (bool, None, "measure operators on the device instead of predicting their times"),

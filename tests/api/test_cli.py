@@ -525,13 +525,36 @@ def test_help_imports_nothing_heavy_and_needs_no_mxnet(arguments: Any, tmp_path:
         ("plan", "shape of an input, the batch first"),
         ("plan", "FILE write the planned network"),
         ("plan", "FILE draw memory over the step"),
+        ("plan", "schedule where possible, marks with --output"),
+        ("plan", "or the whole device (default with --optimizer)"),
         ("report", "FILE write the page"),
+        ("report", "marks: at most once; auto (default): schedule where possible"),
         ("frontier", "FILE draw memory against time"),
+        ("batch", "6GB, 6GiB, bytes, or device: what is free on the GPU"),
+        ("batch", "or the whole device (default on a GPU, and with --optimizer)"),
+        ("batch", "FILE write a page of the plan, and of samples a second against batch"),
+        ("check", "DEVICE where both train: cpu (default), gpu or gpu(1)"),
+        ("run", "FILE write a page of the largest network at the end"),
+        ("run", "train each network and its plan for three steps first, and compare them"),
+        ("run", "or the whole device (default on a GPU, and with --optimizer)"),
+        ("run", "where it is not the script's own: adam, or sgd,momentum=0.9"),
     ],
 )
 def test_help_of_a_verb_speaks_of_that_verb(capsys: Any, verb: str, said: str) -> None:
     _, printed, _ = run(capsys, verb, "--help")
     assert f"{said} --" in " ".join(printed.split())
+
+
+@pytest.mark.parametrize("verb", [*cli.VERBS, "run"])
+def test_help_of_a_verb_names_what_that_verb_has_alone(capsys: Any, verb: str) -> None:
+    """No other verb, and no option that it lacks."""
+    _, printed, _ = run(capsys, verb, "--help")
+    usage, _, rest = printed.partition("\n\n")
+    told = " ".join(rest.partition("example:")[0].split())
+    flags = {*re.findall(r"--[a-z-]+", usage), "--help", "--output"}
+    assert {*re.findall(r"--[a-z-]+", told)} <= flags
+    for other in {*cli.VERBS, "run"} - {verb}:
+        assert not re.search(rf"\b(of|and|memonger) {other}\b", told)
 
 
 def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
