@@ -31,7 +31,7 @@ from memonger.planners.candidates import Candidate, MarkPlan, SearchResult
 from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse, refuse_padded_sums
 from memonger.planners.marks.smallest import NO_PLAN
 from memonger.schedules.execution.symbol import ScheduledSymbol
-from memonger.schedules.expand import make_parts, step_for
+from memonger.schedules.expand import make_parts
 from memonger.schedules.schedule import Workload, workload
 from memonger.schedules.training_step import Parts, arena
 from memonger.solve.limits import AUTO, Budget, Limits
@@ -255,7 +255,7 @@ def predict(network: Network) -> Usage:
     graph = forward_graph(symbol, network.spec)
     if isinstance(symbol, ScheduledSymbol) and symbol.schedule is not None:
         mkldnn = network.device_type != GPU and has_mkldnn(network.device)
-        return arena(step_for(graph, symbol.schedule, grad_req, mkldnn))
+        return arena(symbol.find_step(graph, grad_req, mkldnn))
     training = training_graph(graph, find_wanted(graph, grad_req))
     return pool(training, marks.read_mask(graph))
 
