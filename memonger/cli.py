@@ -293,7 +293,7 @@ def _deliver(  # type: ignore[misc]  # a Frontier has no schedule, and its verb 
     """Write the files; whether that succeeds or not, print the result, or its data as JSON."""
     try:
         if options.output is not None:
-            from memonger.support.versions import json_of
+            from memonger.support.symbols import json_of
 
             if plan.schedule is not None:
                 raise MemongerError(UNSAVED)

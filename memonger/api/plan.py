@@ -17,7 +17,6 @@ import numpy as np
 from memonger.api import plot
 from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.api.report import PLACING, Reported
-from memonger.costs.time.times import find_times
 from memonger.costs.usage import Usage
 from memonger.graph import inputs, marks
 from memonger.graph.forward import INSERTED, RECORD, insert_identities
@@ -26,7 +25,7 @@ from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
 from memonger.show.notebook import write_table
 from memonger.solve.choose import Solution, describe_slowest, describe_unmet
-from memonger.solve.facts import predict
+from memonger.solve.facts import find_times, predict
 from memonger.solve.limits import Limits
 from memonger.solve.network import Network, fingerprint, read_mxnet_variables, read_structure
 from memonger.solve.selection import Selection
@@ -34,9 +33,8 @@ from memonger.support import files
 from memonger.support.errors import MemongerError, format_size
 from memonger.support.mxnet import mx
 from memonger.support.removed import refuse_removed
-from memonger.support.symbols import attributes, load_nodes, read
+from memonger.support.symbols import attributes, json_of, load_nodes, read
 from memonger.support.types import Json, Symbol
-from memonger.support.versions import json_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

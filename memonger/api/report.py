@@ -20,12 +20,11 @@ import numpy as np
 from memonger import __version__
 from memonger.api.explain import Choice, find_results
 from memonger.costs.time.roofline import Times
-from memonger.costs.time.times import find_times
 from memonger.costs.usage import Usage
 from memonger.show.groups import Member, find_groups
 from memonger.show.notebook import Page
 from memonger.show.timeline import NONE, find_rows, list_alive, list_operators
-from memonger.solve.facts import count_state_bytes
+from memonger.solve.facts import count_state_bytes, find_times
 from memonger.solve.limits import OPTIONS, Budget, flag_of, read_budget
 from memonger.solve.network import Network, read_structure
 from memonger.support import files

@@ -53,7 +53,7 @@ from memonger.support.cache import Latest
 from memonger.support.errors import MB, BudgetError, MemongerError, UnmatchedError, format_size
 from memonger.support.files import Path as FilePath
 from memonger.support.mxnet import mx
-from memonger.support.symbols import as_json, read
+from memonger.support.symbols import as_json, json_of, read
 from memonger.support.types import (
     Block,
     Context,
@@ -63,7 +63,6 @@ from memonger.support.types import (
     Symbol,
     Unpack,
 )
-from memonger.support.versions import json_of
 
 package_log = logging.getLogger("memonger")
 log = logging.getLogger("memonger.scripts")

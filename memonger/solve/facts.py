@@ -17,8 +17,8 @@ from memonger.costs.held import Held, find_held
 from memonger.costs.lower_bound import LowerBound, find_lower_bound
 from memonger.costs.pool import find_added_in_place, pool
 from memonger.costs.time.gpus import GPUS
-from memonger.costs.time.roofline import Times
-from memonger.costs.time.times import find_times
+from memonger.costs.time.measured import measure_times
+from memonger.costs.time.roofline import Times, predict_times
 from memonger.costs.usage import Usage
 from memonger.graph import marks
 from memonger.graph.forward import FLOAT, RECORD, ForwardGraph
@@ -35,7 +35,7 @@ from memonger.schedules.expand import make_parts
 from memonger.schedules.schedule import Workload, workload
 from memonger.schedules.training_step import Parts, arena
 from memonger.solve.limits import AUTO, Budget, Limits
-from memonger.solve.network import Network, fingerprint
+from memonger.solve.network import Network, TimedDevice, fingerprint
 from memonger.support.cache import Latest
 from memonger.support.errors import MB, format_size
 
@@ -247,6 +247,12 @@ class Facts:
         """Return the budget in bytes."""
         assert self.limits.budget is not None
         return self.limits.budget.limit(self.count_bytes(self.unplanned))
+
+
+def find_times(training: TrainingGraph, device: TimedDevice) -> Times:
+    """Return the times of a training step: predicted, or measured if ``device.ctx`` is given."""
+    times = predict_times(training, device.sheet)
+    return times if device.ctx is None else measure_times(training, device.ctx, times)
 
 
 def predict(network: Network) -> Usage:

@@ -9,11 +9,10 @@ import logging
 import os
 import re
 from dataclasses import astuple, dataclass, replace
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 from memonger.costs.time.cpu import NOMINAL_CPU
 from memonger.costs.time.gpus import USUAL, find_sheet
-from memonger.costs.time.times import TimedDevice
 from memonger.graph import inputs, marks
 from memonger.graph.forward import AFTERWARDS, no_collection
 from memonger.graph.operators.recompute import ANY, CPU, GPU, targets_of
@@ -29,6 +28,13 @@ log = logging.getLogger("memonger")
 
 #: The attributes of variables that a bind reads (``src/executor/graph_executor.cc``), or a plan.
 READ_BY_BIND = {"__shape__", "__dtype__", "__storage_type__", "__ctx_group__", AFTERWARDS}
+
+
+class TimedDevice(NamedTuple):
+    """The device whose times are predicted or measured."""
+
+    sheet: str  # the device with the rates: `NOMINAL_CPU`, or the name of a GPU in `GPUS`
+    ctx: Context | None = None  # the device on which operators are measured; None: none is measured
 
 
 @dataclass(frozen=True, eq=False)

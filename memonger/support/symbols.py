@@ -21,7 +21,7 @@ from memonger.support import files
 from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import mx
 from memonger.support.types import Json, Symbol
-from memonger.support.versions import VERSION, json_of
+from memonger.support.versions import VERSION
 
 OLDEST = 800  # the version of a file without a version
 OWN_STATES = 900  # older files lack auxiliary states, which MXNet adds as inputs
@@ -40,6 +40,12 @@ CONTROL_FLOW = {"_foreach": 1, "_while_loop": 2, "_cond": 3}
 #: Inputs and outputs of an operator: input names (None: any), indices of its states, output count.
 Arity = Tuple[Optional[Tuple[str, ...]], Tuple[int, ...], int]
 _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
+
+
+def json_of(symbol: Symbol) -> str:
+    """Return the JSON of a symbol, with the casts that AMP has inserted."""
+    options = {} if VERSION < 10700 else {"remove_amp_cast": False}  # 1.6 always keeps them
+    return str(symbol.tojson(**options))
 
 
 def read(symbol: Symbol) -> Json:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 
 from memonger.support.mxnet import mx
-from memonger.support.types import Symbol
 
 _version = ctypes.c_int()
 mx.base.check_call(mx.base._LIB.MXGetVersion(ctypes.byref(_version)))
@@ -21,9 +20,3 @@ CAN_SCHEDULE = VERSION >= 10700
 
 #: Gradient -> inputs that it changes but does not declare (``FMutateInputs``), before 1.8.
 UNDECLARED_MUTATIONS = {"_backward_BatchNorm": (6, 7)} if VERSION < 10800 else {}
-
-
-def json_of(symbol: Symbol) -> str:
-    """Return the JSON of a symbol, with the casts that AMP has inserted."""
-    options = {} if VERSION < 10700 else {"remove_amp_cast": False}  # 1.6 always keeps them
-    return str(symbol.tojson(**options))

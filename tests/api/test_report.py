@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 from memonger import MemongerError, cli
 from memonger.costs.time.cpu import NOMINAL_CPU
-from memonger.costs.time.times import TimedDevice, find_times
 from memonger.graph.inputs import InputSpec
-from memonger.solve.facts import predict
-from memonger.solve.network import Network
+from memonger.solve.facts import find_times, predict
+from memonger.solve.network import Network, TimedDevice
 from memonger.show.timeline import list_alive, list_operators
 
 import networks

@@ -13,8 +13,9 @@ from memonger.costs.time import cpu, gpus, measured, roofline
 from memonger.costs.time.cpu import NOMINAL_CPU
 from memonger.costs.time.gpus import GPUS, Rates
 from memonger.costs.time.roofline import predict_times
-from memonger.costs.time.times import TimedDevice, find_times
 from memonger.graph.training import TrainingGraph, training_graph
+from memonger.solve.facts import find_times
+from memonger.solve.network import TimedDevice
 
 import networks
 import planned

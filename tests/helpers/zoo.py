@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 from memonger.graph import marks
 from memonger.graph.forward import SavedIdentity
-from memonger.support.versions import json_of
+from memonger.support.symbols import json_of
 
 import networks
 import opaque_networks

@@ -31,9 +31,8 @@ from memonger.schedules.training_step import TrainingStep
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx, wait_for_engine
-from memonger.support.symbols import SymbolWithCasts
+from memonger.support.symbols import SymbolWithCasts, json_of
 from memonger.support.types import Context, Executor, Int32s, NDArray, Symbol
-from memonger.support.versions import json_of
 
 if TYPE_CHECKING:
     from memonger.schedules.execution.executor import Arrays
