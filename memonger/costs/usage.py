@@ -138,10 +138,6 @@ class Usage:
         """The bytes that a plan changes: of the pool, and of temporary space on a CPU."""
         return self.pool_bytes + self.temporary_bytes - self.held.temporary
 
-    def count_saved(self, unplanned: Usage) -> int:
-        """Return how many bytes of the pool a plan saves, given the memory without a plan."""
-        return unplanned.pool_bytes - self.pool_bytes
-
     @property
     def training(self) -> TrainingGraph:
         """The training graph without a schedule."""

@@ -446,7 +446,7 @@ def confirm_or_none(facts: Facts, way: str, plan: Candidate) -> Solution:
         solution = confirm(facts, way, plan, is_fastest=True)
     except LayoutMismatch:
         return none
-    if solution.memory.count_saved(facts.unplanned) > 0:
+    if solution.memory.pool_bytes < facts.unplanned.pool_bytes:
         return solution
     return replace(none, warnings=solution.warnings)
 
@@ -489,8 +489,9 @@ def _advise(solution: Solution) -> Solution:
     largest = max(memory.counted_bytes, unplanned.counted_bytes)
     cost = format_size(memory.counted_bytes, largest)
     before = format_size(unplanned.counted_bytes, largest)
-    saved, warnings = memory.count_saved(unplanned), [*solution.warnings]
-    pool, useless = unplanned.pool_bytes, saved <= 0
+    pool, warnings = unplanned.pool_bytes, [*solution.warnings]
+    saved = pool - memory.pool_bytes
+    useless = saved <= 0
     if not facts.limits.rules:
         warnings.append(BARE)
     if solution.interrupted:

@@ -29,7 +29,7 @@ from memonger.schedules.expand import build_step
 
 import networks
 from alive import check_memory
-from drawn_schedules import of_marks, work_of
+from drawn_schedules import work_of
 from efforts import SHORT
 from generated import build, recipes
 from zoo import TINY, Builders
@@ -235,16 +235,6 @@ def test_little_patience_tries_few_trees() -> None:
     for patience in (0.05, 1.0, 4.0):
         tried.append(len(ScheduleSearch(work, EFFORT.times(patience)).initial_trees()))
     assert 12 * tried[0] < tried[1] == tried[2]
-
-
-def test_never_worse_than_what_is_known() -> None:
-    """Marks are a schedule too: the best of both is taken."""
-    symbol, shapes = NETWORKS["resnet"]()
-    search = ScheduleSearch(work_of(symbol, shapes), EFFORT.times(0.001))
-    plan, names = memonger.plan(symbol, shapes, how="marks"), names_of(search)
-    marked = of_marks(search.workload, np.isin(names, plan.recomputed))
-    best = search.least_memory(2.0, [marked])
-    assert plan.recomputed and best.nbytes <= search.evaluate(marked).nbytes
 
 
 def test_the_front_has_schedules_of_every_size_that_nothing_found_quickly_beats() -> None:

@@ -104,16 +104,18 @@ class Rules:
     def with_identities(self, identities: Iterable[SavedIdentity]) -> Rules:
         """Return the rules of the network with these saved identities; cache the latest."""
         key = tuple(identities)
-        return self._with_identities.get_or_make(key, lambda: self._extended(key)) if key else self
-
-    def _extended(self, identities: tuple[SavedIdentity, ...]) -> Rules:
-        graph, insertion = with_identities(self.graph, identities)
+        known = self._with_identities.get(key) if key else self
+        if known is not None:
+            return known
+        graph, insertion = with_identities(self.graph, key)
         index = insertion.new_index
         gradients = Differentiation(graph, self.trainings[0].settings)
         trainings = [gradients.respect_to(index[a] for a in t.wanted) for t in self.trainings]
         kept = [index[i] for i in self.kept]  # they have no identities
         forced = [index[i] for i in np.flatnonzero(self.forced)]
-        return type(self)(trainings, self.targets, kept, forced, insertion)
+        extended = type(self)(trainings, self.targets, kept, forced, insertion)
+        self._with_identities.put(key, extended)
+        return extended
 
     @property
     def watches_layouts(self) -> bool:
@@ -140,9 +142,22 @@ class Rules:
         return reasons
 
     def _arrays(self, training: TrainingGraph, layouts: LayoutRule, tolerant: Bools) -> RuleArrays:
+        n, facts, read_start = training.arrays.forward, training.facts, training.arrays.read_start
+        reader = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
+        place = np.arange(len(reader)) - read_start[reader]
+        start, read = compiled.group_by_key(training.arrays.read_row[: len(reader)], n)
         return RuleArrays(
             arrays=training.arrays,
-            facts=_facts_of(training),
+            facts=Facts(
+                own_output=np.array([f.own_output for f in facts], dtype=np.bool_),
+                follows=np.array([f.follows for f in facts], dtype=np.bool_),
+                any_gradient=np.array([bool(f.passes) for f in facts], dtype=np.bool_),
+                read_start=start,
+                read=read,
+                reader=reader,
+                passes=np.array([k in facts[x].passes for x, k in zip(reader, place)], np.bool_),
+                held=np.array([k in facts[x].inputs for x, k in zip(reader, place)], np.bool_),
+            ),
             allowed=self.allowed,
             tolerant=tolerant,
             fusion=GPU_FUSION in self.targets,
@@ -228,24 +243,6 @@ class NoRules(Rules):
 
 class Facts(Struct):
     """`GradientFacts` as arrays."""
-
-
-def _facts_of(training: TrainingGraph) -> Facts:
-    """Return the facts about the gradients of a training graph, as arrays."""
-    n, facts, read_start = training.arrays.forward, training.facts, training.arrays.read_start
-    reader = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
-    place = np.arange(len(reader)) - read_start[reader]
-    start, read = compiled.group_by_key(training.arrays.read_row[: len(reader)], n)
-    return Facts(
-        own_output=np.array([f.own_output for f in facts], dtype=np.bool_),
-        follows=np.array([f.follows for f in facts], dtype=np.bool_),
-        any_gradient=np.array([bool(f.passes) for f in facts], dtype=np.bool_),
-        read_start=start,
-        read=read,
-        reader=reader,
-        passes=np.array([k in facts[x].passes for x, k in zip(reader, place)], dtype=np.bool_),
-        held=np.array([k in facts[x].inputs for x, k in zip(reader, place)], dtype=np.bool_),
-    )
 
 
 class RuleArrays(Struct):

@@ -145,9 +145,7 @@ class ScheduleSearch:
         """Whether the user ended the last search."""
         return self._threads.interrupted
 
-    def least_memory(
-        self, work: float | None = None, others: Sequence[Schedule] = ()
-    ) -> Point[Schedule]:
+    def least_memory(self, work: float | None = None) -> Point[Schedule]:
         """Search for the schedule of least memory within a limit of work.
 
         Parameters
@@ -155,8 +153,6 @@ class ScheduleSearch:
         work : float, optional
             The limit in forward passes, at least 1. None: what O(log n) memory takes
             (`LOGARITHMS`).
-        others : sequence of Schedule
-            The result is never worse than the best of them.
 
         Raises
         ------
@@ -168,8 +164,9 @@ class ScheduleSearch:
                 f"work={work!r} is less than one forward pass; give 1 or more, or None for no limit"
             )
         passes, most_work = self._limit(work)
-        plans = [plan for plan in self._with_plain(others) if plan.time <= passes]
-        self._search(lambda: self._anneal_for_memory(most_work), most_work)
+        plain = self.evaluate(self.plain)
+        plans = [plain] if plain.time <= passes else []
+        self._search(most_work)
         for tree in self._within(most_work)[:1]:
             plans.append(self.evaluate(self.schedule(tree.state)))
         return min(plans, key=by_memory)
@@ -187,15 +184,13 @@ class ScheduleSearch:
         chosen = sorted({id(p): p for p in (*near[:MOST_NEAR], *chosen)}.values(), key=by_memory)
         return [self.evaluate(self.schedule(tree.state)) for tree in chosen]
 
-    def front(self, others: Sequence[Schedule] = ()) -> list[Point[Schedule]]:
+    def front(self) -> list[Point[Schedule]]:
         """Search for the Pareto-optimal schedules by memory and work, the least work first.
 
-        ``others`` are schedules to start from. There is one search for all budgets, so that a
-        larger budget never gives a slower schedule.
+        There is one search for all budgets, so that a larger budget never gives a slower schedule.
         """
-        plans = self._with_plain(others)
-        most_bytes = max(plan.nbytes for plan in plans)
-        self._search(lambda: self._anneal_for_front(most_bytes), None)
+        plans = [self.evaluate(self.plain)]
+        self._search(None, plans[0].nbytes)
         for tree in pareto_front(self._trees, by_time):
             plans.append(self.evaluate(self.schedule(tree.state)))
         return pareto_front(plans, by_time)
@@ -237,16 +232,16 @@ class ScheduleSearch:
         """The schedule that recomputes only what is forced."""
         return self.schedule(np.array([[LEAF, 0]], dtype=np.int32))
 
-    def _with_plain(self, others: Sequence[Schedule]) -> list[Point[Schedule]]:
-        """Evaluate the plain schedule, and then others."""
-        return [self.evaluate(schedule) for schedule in (self.plain, *others)]
-
     def _within(self, most_work: float) -> list[Tree]:
         """Return the trees within a limit of work, the least memory first."""
         return sorted((tree for tree in self._trees if tree.time <= most_work), key=by_memory)
 
-    def _search(self, anneal: Callable[[], None], most_work: float | None) -> None:
-        """Find initial solutions and anneal them; Ctrl-C ends the search, and keeps its trees."""
+    def _search(self, most_work: float | None, most_bytes: int = 0) -> None:
+        """Find initial solutions and anneal them; Ctrl-C ends the search, and keeps its trees.
+
+        With a limit of work that is for least memory, without one for the front up to
+        ``most_bytes``.
+        """
         self._threads = Threads(self._threads.progress)
         try:
             self._threads.progress(0.0)
@@ -254,7 +249,10 @@ class ScheduleSearch:
                 self.initial_trees(most_work)
             if self._trees and not self.interrupted:
                 self._limits.add(most_work)
-                anneal()
+                if most_work is None:
+                    self._anneal_for_front(most_bytes)
+                else:
+                    self._anneal_for_memory(most_work)
             if not self.interrupted:
                 self._threads.progress(1.0)
         except KeyboardInterrupt:
