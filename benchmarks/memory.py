@@ -38,7 +38,6 @@ from typing import Any, Callable, Dict
 
 import memonger
 import mxnet as mx
-import numpy as np
 from memonger.graph import marks
 from memonger.costs.bind import read_planned_mb
 from memonger.graph.read import forward_graph
@@ -160,13 +159,11 @@ def plan_original(folder: Path) -> None:
     """The original's search as it is: every trial bound by simple_bind, which allocates."""
     symbol, shapes = read(folder)
     graph = forward_graph(symbol, read_shapes(symbol, shapes, {}, None))
-
-    def cost(mask: np.ndarray) -> int:
-        return read_planned_mb(marks.write(symbol, mask).simple_bind(mx.cpu(), **shapes))
-
-    trials = chen2016.search(graph, marks.read_hints(graph), cost)
-    best = min(trials, key=lambda trial: trial.cost)
-    write_symbol(folder, "original", marks.write(symbol, best.mask))
+    masks = [trial.mask for trial in chen2016.search(graph, marks.read_hints(graph))]
+    symbols = [marks.write(symbol, mask) for mask in masks]
+    bound = (planned.simple_bind(mx.cpu(), **shapes) for planned in symbols)
+    costs = [*map(read_planned_mb, bound)]
+    write_symbol(folder, "original", symbols[costs.index(min(costs))])
 
 
 def plan_ruled(folder: Path) -> None:

@@ -180,7 +180,15 @@ def explain(
     --------
     >>> print(memonger.explain(net, {'data': (32, 3, 224, 224)}))
     """
-    request = read_network(net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, devices=devices)
+    request = read_network(
+        net,
+        shapes,
+        input_shapes,
+        type_dict=type_dict,
+        grad_req=grad_req,
+        ctx=ctx,
+        devices=devices,
+    )
     memory = predict(request)
     memory = measure(request) if memory.inexact else memory
     nodes, peak, step = memory.graph.nodes, memory.peak, memory.step

@@ -19,37 +19,28 @@ from memonger.planners.candidates import Candidate, SearchResult, by_seconds, pa
 from memonger.schedules.layouts import LayoutMismatch
 from memonger.show.notebook import Page, write_table
 from memonger.solve.choose import (
-    BY,
-    choose_fastest,
+    choose,
+    choose_from,
     choose_refusal,
     choose_smallest,
-    confirm_or_none,
     explain_marks,
-    fit_unplanned,
-    list_ways,
-    predict_memory,
-    solve,
+    solution_or_none,
 )
 from memonger.solve.describe import format_bytes
 from memonger.solve.facts import Facts
 from memonger.solve.limits import Limits, bound_gpu, check_keywords, read_limits
-from memonger.solve.network import Network, read_unplanned
+from memonger.solve.network import Network, read_call, read_unplanned
+from memonger.solve.search import list_ways, predict_memory, search, search_by, settle
+from memonger.solve.selection import Selector
 from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
-from memonger.support.errors import (
-    BudgetError,
-    MemongerError,
-    TooLargeError,
-    format_size,
-)
+from memonger.support.errors import BudgetError, MemongerError, TooLargeError, format_size
 from memonger.support.files import Path
 from memonger.support.parallel import progress_bar
 from memonger.support.types import Json, Symbol, Types
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from memonger.solve.selection import Selector
 
 log = logging.getLogger("memonger")
 
@@ -117,13 +108,13 @@ def frontier(
     *,
     points: int = 20,
     how: str | None = None,
-    measure: bool = False,
+    measure: bool = Limits.measure,
     gpu: str | None = None,
     patience: float | None = None,
     type_dict: Types = None,
     grad_req: object = "write",
     ctx: object = None,
-    ntrial: int = 6,
+    ntrial: int = Limits.ntrial,
     until: str | None = None,
     keep: Selector | None = None,
     recompute: Selector | None = None,
@@ -159,30 +150,27 @@ def frontier(
     >>> print(memonger.frontier(net, {'data': (32, 3, 224, 224)}))
     """
     points = check_count("points", points, 2)
-    check_keywords("frontier", input_shapes)
-    limits = read_limits(
+    network, limits = read_call(
+        "frontier",
+        net,
+        shapes,
+        input_shapes,
         how=how,
         measure=measure,
         gpu=gpu,
         patience=patience,
-        ntrial=ntrial,
-        ctx=read_devices(ctx),
-    )
-    network = read_unplanned(
-        net,
-        shapes,
-        input_shapes,
-        type_dict,
-        grad_req,
+        type_dict=type_dict,
+        grad_req=grad_req,
         ctx=ctx,
+        ntrial=ntrial,
         until=until,
         keep=keep,
         recompute=recompute,
         devices=devices,
     )
     facts = Facts(network, limits)
-    (way, *_), refusal = list_ways(facts)
-    searched = BY[way].search_front(facts)
+    way, *_ = list_ways(facts)
+    searched = search_by(facts, way, for_front=True)
     candidates, as_it_is = pareto_front(searched.plans, by_seconds), []
     if not facts.forced:
         as_it_is, whole = [facts.no_plan], facts.predicted_unplanned.pool_bytes
@@ -197,7 +185,7 @@ def frontier(
     try:
         with progress_bar("memonger: binding plans") as progress:
             for plan in found:
-                solutions.append(confirm_or_none(facts, way, plan))
+                solutions.append(solution_or_none(facts, way, plan))
                 progress(len(solutions) / len(found))
     except KeyboardInterrupt:
         if not solutions:
@@ -206,8 +194,8 @@ def frontier(
     if interrupted:
         log.warning("interrupted: these are the plans that were found so far")
     plans = [make_plan(replace(solution, interrupted=interrupted)) for solution in solutions]
-    texts = [] if refusal is None else [explain_marks(refusal)]
-    for warning in dict.fromkeys((*texts, *(text for plan in plans for text in plan.warnings))):
+    texts = [text for plan in plans for text in plan.warnings]
+    for warning in dict.fromkeys((*explain_marks(facts, way), *texts)):
         log.warning(warning)
     optimal = pareto_front(plans, lambda plan: (plan.time_overhead, plan.pool_bytes))
     if as_it_is:  # also where placing alone saves memory
@@ -286,7 +274,8 @@ class LargestBatch(_Largest):
         plans = {most: self.plan}
         for batch in sorted(batches - {0, most}):
             with contextlib.suppress(BudgetError):  # this search may find less than that of `most`
-                plans[batch] = make_plan(solve(self._network.at(batch), self._limits))
+                facts = Facts(self._network.at(batch), self._limits)
+                plans[batch] = make_plan(choose(facts, search(facts)))
                 if plans[batch].interrupted:
                     raise KeyboardInterrupt
         return report.write_report(file, replace(shown, batches=plans))
@@ -301,13 +290,13 @@ def largest_batch(
     how: str | None = None,
     budget_of: str | None = None,
     optimizer: object = None,
-    measure: bool = False,
+    measure: bool = Limits.measure,
     gpu: str | None = None,
     patience: float | None = None,
     type_dict: Types = None,
     grad_req: object = "write",
     ctx: object = None,
-    ntrial: int = 6,
+    ntrial: int = Limits.ntrial,
     **others: NoReturn,
 ) -> LargestBatch:
     """Find the largest batch that fits a budget with a plan, and without.
@@ -365,18 +354,17 @@ def largest_batch(
         type_dict = {**types, **type_dict}
     symbol = trace(net, [*open_shapes])
     batches = Batches(Open(symbol, open_shapes, type_dict, grad_req, ctx), limits)
-    ways, refusal = list_ways(batches.facts(1))
-    for way in ways:
+    facts, refusal = batches.facts(1), None
+    for way in list_ways(facts):
         try:
             largest = _largest_batch(batches, way)
             break
         except (BudgetError, LayoutMismatch) as error:
-            refusal = choose_refusal(batches.facts(1), refusal, error)
+            refusal = choose_refusal(facts, refusal, error)
     else:
         assert refusal is not None
         raise refusal
-    texts = () if refusal is None else (explain_marks(refusal),)
-    for warning in (*texts, *largest.plan.warnings):
+    for warning in (*explain_marks(facts, way, refusal), *largest.plan.warnings):
         log.warning(warning)
     largest._network, largest._limits = batches.network, limits
     return largest
@@ -430,7 +418,7 @@ def _largest_batch(batches: Batches, way: str) -> LargestBatch:
     smallest, interrupted = None, False
     try:
         facts = batches.facts(max(FIRST_BATCH, unplanned))
-        searched = BY[way].search_smallest(facts)
+        searched = search_by(facts, way, for_front=False)
         smallest, _ = choose_smallest(facts, searched.plans)
         interrupted = searched.interrupted
         if smallest is not None:
@@ -450,10 +438,12 @@ def _largest_batch(batches: Batches, way: str) -> LargestBatch:
     while solution is None:
         facts = batches.facts(batch)
         try:
-            solution = fit_unplanned(facts, way)
-            if solution is None:
-                searched = SearchResult([], True) if interrupted else BY[way].search_front(facts)
-                solution = choose_fastest(facts, way, searched, carried)
+            front = settle(facts, way) or (
+                SearchResult([], interrupted=True, way=way)
+                if interrupted
+                else search_by(facts, way, for_front=True)
+            )
+            solution = choose_from(facts, front, carried)
         except KeyboardInterrupt:
             if interrupted:
                 raise

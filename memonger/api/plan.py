@@ -24,7 +24,8 @@ from memonger.graph.inputs import InputSpec, check_symbol, drop_old_types, read_
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
 from memonger.show.notebook import write_table
-from memonger.solve.choose import Solution, describe_slowest, describe_unmet
+from memonger.solve.choose import Solution
+from memonger.solve.describe import describe_slowest, describe_unmet
 from memonger.solve.facts import find_times, predict
 from memonger.solve.limits import Limits
 from memonger.solve.network import Network, fingerprint, read_mxnet_variables, read_structure

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Mapping, MutableMapping, Sequence
+from typing import Mapping, MutableMapping, Sequence
 
 from memonger.api.plan import Plan, make_plan
-from memonger.graph import marks
-from memonger.graph.inputs import read_devices
-from memonger.planners.marks import chen2016
-from memonger.solve.by_marks import refuse_marks
-from memonger.solve.by_schedules import estimate_least
-from memonger.solve.choose import BARE, ONE_MORE_PASS, solve
+from memonger.solve.by_marks import write_original
+from memonger.solve.choose import Solution, choose
+from memonger.solve.describe import suggest_schedule
 from memonger.solve.facts import Facts
 from memonger.solve.facts import measure as measured
-from memonger.solve.limits import Limits, check_keywords, read_limits
-from memonger.solve.network import read_network, read_unplanned
+from memonger.solve.limits import Limits
+from memonger.solve.network import read_call, read_network, read_unplanned
+from memonger.solve.search import search
+from memonger.solve.selection import Selector
 from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
-from memonger.support.errors import MB, MemongerError, format_size
+from memonger.support.errors import MB, MemongerError
 from memonger.support.types import Symbol, Types
 
-if TYPE_CHECKING:
-    from memonger.solve.selection import Selector
-
 log = logging.getLogger("memonger")
-
-WORTH = 0.75  # of the memory of marks: a schedule that needs less is pointed out
 
 
 @trim_heap()
@@ -40,19 +34,19 @@ def plan(
     slower_than: float | None = None,
     budget_of: str | None = None,
     optimizer: object = None,
-    measure: bool = False,
+    measure: bool = Limits.measure,
     gpu: str | None = None,
     patience: float | None = None,
     type_dict: Types = None,
     grad_req: object = "write",
     ctx: object = None,
-    planner: str = "smallest",
-    ntrial: int = 6,
+    planner: str = Limits.planner,
+    ntrial: int = Limits.ntrial,
     until: str | None = None,
     keep: Selector | None = None,
     recompute: Selector | None = None,
     devices: int = 1,
-    rules: bool = True,
+    rules: bool = Limits.rules,
     **input_shapes: Sequence[int],
 ) -> Plan:
     """Plan which results a network keeps and which it recomputes in the backward pass.
@@ -165,8 +159,11 @@ def plan(
     >>> print(plan)
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
-    check_keywords("plan", input_shapes)
-    limits = read_limits(
+    network, limits = read_call(
+        "plan",
+        net,
+        shapes,
+        input_shapes,
         how=how,
         work=work,
         budget=budget,
@@ -176,24 +173,26 @@ def plan(
         measure=measure,
         gpu=gpu,
         patience=patience,
+        type_dict=type_dict,
+        grad_req=grad_req,
+        ctx=ctx,
         planner=planner,
         ntrial=ntrial,
-        rules=rules,
-        ctx=read_devices(ctx),
-    )
-    network = read_unplanned(
-        net,
-        shapes,
-        input_shapes,
-        type_dict,
-        grad_req,
-        ctx=ctx,
         until=until,
         keep=keep,
         recompute=recompute,
         devices=devices,
+        rules=rules,
     )
-    planned = make_plan(solve(network, limits))
+    facts = Facts(network, limits, must_pay=limits.is_free)
+    front = search(facts)
+    chosen = choose(facts, front)
+    return confirm(chosen)
+
+
+def confirm(chosen: Solution) -> Plan:
+    """Make the Plan of what was chosen and bound, and log its warnings."""
+    planned = make_plan(chosen)
     for warning in planned.warnings:
         log.warning(warning)
     return planned
@@ -201,7 +200,7 @@ def plan(
 
 def search_plan(
     sym: Symbol,
-    ntrial: int = 6,
+    ntrial: int = Limits.ntrial,
     type_dict: Types = None,
     *,
     shapes: object = None,
@@ -211,17 +210,17 @@ def search_plan(
     slower_than: float | None = None,
     budget_of: str | None = None,
     optimizer: object = None,
-    measure: bool = False,
+    measure: bool = Limits.measure,
     gpu: str | None = None,
     patience: float | None = None,
     grad_req: object = "write",
     ctx: object = None,
-    planner: str = "smallest",
+    planner: str = Limits.planner,
     until: str | None = None,
     keep: Selector | None = None,
     recompute: Selector | None = None,
     devices: int = 1,
-    rules: bool = True,
+    rules: bool = Limits.rules,
     **input_shapes: Sequence[int],
 ) -> Symbol:
     """Plan a network by marks, under the original's name and arguments.
@@ -281,13 +280,7 @@ def search_plan(
         **input_shapes,
     )
     if planned.schedule is None and log.isEnabledFor(logging.INFO):
-        least = estimate_least(Facts(planned.request, Limits()), ONE_MORE_PASS)
-        if least is not None and least < WORTH * planned.pool_bytes:
-            text = (
-                "a schedule would take about %s where these marks take %s: how='schedule', work=2"
-            )
-            whole = planned.pool_bytes
-            log.info(text, format_size(least, whole), format_size(whole))
+        suggest_schedule(Facts(planned.request, Limits()), planned.pool_bytes)
     return planned.symbol
 
 
@@ -295,7 +288,7 @@ def search_plan_to_layer(
     sym: Symbol,
     layer_name: str | None = None,
     threshold: int = 500,
-    ntrial: int = 6,
+    ntrial: int = Limits.ntrial,
     type_dict: Types = None,
     *,
     shapes: object = None,
@@ -305,16 +298,16 @@ def search_plan_to_layer(
     slower_than: float | None = None,
     budget_of: str | None = None,
     optimizer: object = None,
-    measure: bool = False,
+    measure: bool = Limits.measure,
     gpu: str | None = None,
     patience: float | None = None,
     grad_req: object = "write",
     ctx: object = None,
-    planner: str = "smallest",
+    planner: str = Limits.planner,
     keep: Selector | None = None,
     recompute: Selector | None = None,
     devices: int = 1,
-    rules: bool = True,
+    rules: bool = Limits.rules,
     **input_shapes: Sequence[int],
 ) -> Symbol:
     """Plan a network up to a layer, under the name and arguments of copies of the original.
@@ -382,7 +375,7 @@ def make_mirror_plan(
     type_dict: Types = None,
     ctx: object = None,
     shapes: object = None,
-    rules: bool = True,
+    rules: bool = Limits.rules,
     until: str | None = None,
     devices: int = 1,
     **input_shapes: Sequence[int],
@@ -420,22 +413,10 @@ def make_mirror_plan(
         sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx, until=until, devices=devices
     )
     facts = Facts(network, Limits(rules=rules))
-    refuse_marks(facts)
-    original = chen2016.mirror_plan(
-        facts.graph, facts.hints, check_count("threshold", threshold, 0)
-    )
+    original, symbol = write_original(facts, check_count("threshold", threshold, 0))
     if plan_info is not None:
         plan_info.update(max_size=original.max_size, save_size=original.save_size)
-    bare = original.mask.copy()
-    bare[facts.kept] = False
-    if not rules:
-        log.warning(BARE)
-        return marks.write(network.symbol, bare)
-    applied_rules = facts.rules
-    mask = applied_rules.apply(bare)
-    cost, ruled_cost = (applied_rules.plan_memory(m).planned_bytes // MB for m in (bare, mask))
-    log.info("cost=%d MiB before the rules, %d MiB with them", cost, ruled_cost)
-    return marks.write(network.symbol, mask, applied_rules.native(mask))
+    return symbol
 
 
 def get_cost(
@@ -509,9 +490,8 @@ def pool_bytes(
     >>> memonger.pool_bytes(net, type_dict={'data': 'float16'}, data=(32, 3, 224, 224))
     """
     memory = measured(read_network(sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx))
-    if not memory.exact:
-        why = memory.why_inexact
-        raise MemongerError(
-            f"the pool is not known to the byte ({why}); get_cost returns it in MiB"
-        )
+    why = memory.why_inexact
+    if why:
+        text = f"the pool is not known to the byte ({why}); get_cost returns it in MiB"
+        raise MemongerError(text)
     return memory.pool_bytes

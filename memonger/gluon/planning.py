@@ -15,13 +15,7 @@ from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.gluon.sparse import planned_op
 from memonger.schedules.execution.arena import address
-from memonger.solve.limits import (
-    NAMES,
-    OF_FIRST_CALL,
-    check_keywords,
-    read_limits,
-    split_options,
-)
+from memonger.solve.limits import NAMES, OF_FIRST_CALL, check_keywords, read_limits
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.types import Block, GluonOptions, Keywords, NDArray, Unpack
@@ -196,8 +190,7 @@ def _read_options(net: Block, keywords: Keywords) -> PlannedBlock:
     for name in ("keep", "recompute"):
         if options.get(name) is not None:
             options[name] = _read_scopes(options[name])
-    limits = read_limits(ctx=options.get("ctx"), **split_options(keywords)[1])
-    return PlannedBlock(net.name, options, limits.budget)
+    return PlannedBlock(net.name, options, read_limits(**keywords).budget)
 
 
 def _read_scopes(selector: object) -> list[object]:

@@ -99,7 +99,9 @@ class SearchResult:
     plans: Sequence[Candidate]
     interrupted: bool  # whether the user has interrupted the search
     costs: Mapping[str, int] = field(default_factory=dict)  # origin of a compared plan -> bytes
-    is_front: bool = False  # whether the plans are the Pareto-optimal ones in memory and time
+    way: str = ""  # in which plans were searched for: 'schedule' or 'marks'
+    is_settled: bool = False  # whether the one plan was taken without a search
+    declined: str = ""  # why it leaves the network as it is, if that is told
 
 
 def by_memory(point: Point[S]) -> tuple[float, float]:

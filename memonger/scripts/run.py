@@ -25,7 +25,7 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Callable, Iterator, Sequence, Tuple
 
 import memonger
-from memonger.solve.limits import Limits, check_keywords, read_limits, split_options
+from memonger.solve.limits import Limits, check_keywords, read_limits
 from memonger.support import files
 from memonger.support.errors import BudgetError, MemongerError, is_own
 from memonger.support.mxnet import when_imported
@@ -111,7 +111,7 @@ OF_SESSION = ("report", "check", "or_plain", "cache")
 def check_options(keywords: Keywords) -> Limits:
     """Check the options of ``memonger.enable``, as far as that needs no MXNet."""
     check_keywords("enable", keywords, OF_SESSION, has_shapes=False)
-    return read_limits(**split_options(keywords)[1])
+    return read_limits(**keywords)
 
 
 def _read_module(name: str) -> Callable[[], object]:

@@ -23,7 +23,7 @@ from memonger.gluon.cached_op import PlannedBlock
 from memonger.gluon.counting import count_bytes
 from memonger.gluon.planning import plan_others
 from memonger.graph.forward import no_collection
-from memonger.graph.inputs import check_device, read_devices
+from memonger.graph.inputs import check_device
 from memonger.graph.marks import clear, is_marked, is_planned
 from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.schedules.execution.executor import ScheduledExecutor
@@ -31,23 +31,17 @@ from memonger.scripts import plan_cache
 from memonger.scripts.binds import plan_binds
 from memonger.scripts.optimizers import find_of_block, find_of_fit
 from memonger.scripts.run import check_options
-from memonger.solve.choose import solve
-from memonger.solve.facts import measure
+from memonger.solve.choose import choose
+from memonger.solve.facts import Facts, measure
 from memonger.solve.limits import (
     Budget,
     Lent,
     Limits,
     bound_gpu,
     measure_state_per_element,
-    read_limits,
-    split_options,
 )
-from memonger.solve.network import (
-    Network,
-    read_mxnet_variables,
-    read_network,
-    read_unplanned,
-)
+from memonger.solve.network import Network, read_call, read_mxnet_variables, read_network
+from memonger.solve.search import search
 from memonger.support.allocator import trim_heap
 from memonger.support.cache import Latest
 from memonger.support.errors import MB, BudgetError, MemongerError, UnmatchedError, format_size
@@ -285,10 +279,9 @@ class Session:
         # while another one trains with their parameters.
         with no_collection(), self._announced(network):
             try:
-                of_network, how = split_options(keywords)
-                limits = read_limits(**{**how, "ctx": read_devices(keywords["ctx"])})
+                to_plan, limits = read_call("enable", net, shapes, {}, **keywords)
                 limits = replace(limits, lent=lent, leave_below=self._leave_below)
-                plan = self._kept_or_new(read_unplanned(net, shapes, **of_network), limits)
+                plan = self._kept_or_new(to_plan, limits)
                 plan = replace(plan, of_block=place == GLUON)
             except BudgetError as error:
                 if not self._or_plain:
@@ -335,7 +328,9 @@ class Session:
             self._tell_unkept("this user has no home folder")
         plan = plan_cache.read(file, network) if file is not None else None
         if plan is None:
-            plan = replace(make_plan(solve(network, limits)))  # a copy, without its large replay
+            facts = Facts(network, limits, must_pay=limits.is_free)
+            # A copy, without its large replay.
+            plan = replace(make_plan(choose(facts, search(facts))))
             if file is not None and not plan.interrupted:
                 self._keep(file, plan)
         return plan

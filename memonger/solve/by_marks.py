@@ -22,7 +22,7 @@ from memonger.planners.marks import search as marks_search
 from memonger.planners.marks.identities import drop_unused_identities
 from memonger.planners.marks.smallest import NO_PLAN, price_plan, smallest
 from memonger.schedules.expand import find_unwritten_biases
-from memonger.solve.facts import Facts, remembered
+from memonger.solve.facts import Facts
 from memonger.solve.limits import ORIGINAL
 from memonger.support.errors import MB, MemongerError
 from memonger.support.parallel import progress_bar
@@ -30,6 +30,10 @@ from memonger.support.types import Bools, Symbol
 
 log = logging.getLogger("memonger")
 
+BARE = (
+    "a bare plan (rules=False) may abort on a GPU, or give wrong statistics and gradients; plan "
+    "with rules=True to train"
+)
 OWN_MARKS = "own marks"  # the origin of a plan that keeps the user's force_mirroring
 
 
@@ -37,15 +41,16 @@ def refuse_marks(facts: Facts) -> None:
     """Raise MemongerError if marks would give the network other gradients."""
     if facts.mkldnn:
         find_unwritten_biases(facts.training)  # raises for one that is shared
-    names, cure = facts.describe_added(adds_otherwise)
-    if facts.graph.adds_afterwards and names:
+    nodes = facts.graph.nodes
+    differ = [x for x, mkldnn in facts.added_in_place if adds_otherwise(nodes[x].op, mkldnn)]
+    if facts.graph.adds_afterwards and differ:
+        names, cure = facts.describe_added(differ)
         raise MemongerError(
             f"the gradients of {names} would differ with marks: MXNet's executor adds them to "
             f"sums in place, and Gluon afterwards; {cure}, or plan with how='schedule'"
         )
 
 
-@remembered
 def search_smallest(facts: Facts) -> SearchResult:
     """Search for the plan of least memory; it comes first, others of the search follow."""
     refuse_marks(facts)
@@ -70,18 +75,15 @@ def _search_as_original(facts: Facts) -> SearchResult:
     """Search as the original memonger does (Chen et al. 2016), trial for trial."""
     rules, ntrial, interrupted = facts.rules, facts.limits.ntrial, False
     trials: list[tuple[int, Bools]] = []
-
-    def count_mb(mask: Bools) -> int:
-        mask = mask.copy()
-        mask[facts.kept] = False
-        trials.append((rules.plan_memory(mask).planned_bytes // MB, mask))
-        progress(len(trials) / (3 + ntrial))
-        return trials[-1][0]
-
     try:
         with progress_bar() as progress:
-            for trial in chen2016.search(facts.graph, facts.hints, count_mb, ntrial):
-                log.info("Search threshold=%d MiB, cost=%d MiB", trial.threshold, trial.cost)
+            for trial in chen2016.search(facts.graph, facts.hints, ntrial):
+                mask = trial.mask
+                mask[facts.kept] = False
+                cost = rules.plan_memory(mask).planned_bytes // MB
+                log.info("Search threshold=%d MiB, cost=%d MiB", trial.threshold, cost)
+                trials.append((cost, mask))
+                progress(len(trials) / (3 + ntrial))
     except KeyboardInterrupt:
         if not trials:
             raise
@@ -94,10 +96,8 @@ def _search_as_original(facts: Facts) -> SearchResult:
     return SearchResult([plan], interrupted)
 
 
-@remembered
-def search_front(facts: Facts) -> SearchResult:
+def search_front(facts: Facts, searched: SearchResult) -> SearchResult:
     """Return the Pareto-optimal plans of the search for least memory, the fastest first."""
-    searched = search_smallest(facts)
     plans = [
         replace(
             plan,
@@ -106,7 +106,26 @@ def search_front(facts: Facts) -> SearchResult:
         )
         for plan in pareto_front(searched.plans, by_seconds)
     ]
-    return replace(searched, plans=pareto_front(plans, by_seconds), is_front=True)
+    return replace(searched, plans=pareto_front(plans, by_seconds))
+
+
+def write_original(facts: Facts, threshold: int) -> tuple[chen2016.Trial, Symbol]:
+    """Make the original's plan for a threshold in MiB, and write it with the rules, if they apply.
+
+    The plan that is returned is that before ``until`` and the rules.
+    """
+    refuse_marks(facts)
+    original = chen2016.mirror_plan(facts.graph, facts.hints, threshold)
+    bare, symbol = original.mask.copy(), facts.network.symbol
+    bare[facts.kept] = False
+    if not facts.limits.rules:
+        log.warning(BARE)
+        return original, marks.write(symbol, bare)
+    rules = facts.rules
+    mask = rules.apply(bare)
+    cost, ruled_cost = (rules.plan_memory(m).planned_bytes // MB for m in (bare, mask))
+    log.info("cost=%d MiB before the rules, %d MiB with them", cost, ruled_cost)
+    return original, marks.write(symbol, mask, rules.native(mask))
 
 
 def read_own_marks(facts: Facts) -> Candidate:

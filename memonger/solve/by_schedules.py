@@ -11,13 +11,11 @@ import numpy as np
 from memonger.costs.usage import Usage
 from memonger.planners.candidates import Candidate, Point, SearchResult, by_memory, by_seconds
 from memonger.planners.trees import search as trees
-from memonger.schedules.execution.executor import refuse_waiting, tensors_of
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import build_step
 from memonger.schedules.schedule import Schedule, check, plain
 from memonger.schedules.training_step import TrainingStep, arena
-from memonger.solve.facts import Facts, remembered
-from memonger.support.errors import MemongerError
+from memonger.solve.facts import Facts
 from memonger.support.parallel import progress_bar
 from memonger.support.types import Symbol
 
@@ -25,19 +23,6 @@ NO_RECOMPUTATION = "no recomputation"  # the origin of the schedule that recompu
 SEARCHED = "searched schedule"
 
 
-def why_no_schedule(facts: Facts) -> str:
-    """Return why no schedule can hold the network; '' if one can."""
-    graph = facts.graph
-    try:
-        tensors_of(graph)
-        refuse_waiting(graph, facts.network.device_type)
-        facts.parts_of_step  # noqa: B018  raises if no schedule can
-    except MemongerError as error:
-        return str(error)
-    return ""
-
-
-@remembered
 def search_smallest(facts: Facts) -> SearchResult:
     """Search for the plan of least memory; others follow, because MKLDNN may not allow it."""
     work = facts.limits.work
@@ -48,20 +33,19 @@ def search_smallest(facts: Facts) -> SearchResult:
     return _rate(facts, search, points)
 
 
-@remembered
-def search_front(facts: Facts) -> SearchResult:
-    """Search for the Pareto-optimal plans, and for those of least memory.
+def search_front(facts: Facts, smallest: SearchResult) -> SearchResult:
+    """Search for the Pareto-optimal plans, beside those of the search for least memory.
 
     All plans of least memory are returned: the smallest arena may belong to a plan that has more
     bytes alive than another.
     """
-    searches = [search_smallest(facts)]
+    searches = [smallest]
     if not searches[0].interrupted:
         with contextlib.suppress(KeyboardInterrupt):
             searches.append(search_by_time(facts, facts.patience))
     plans = [plan for searched in searches for plan in searched.plans]
     interrupted = len(searches) < 2 or searches[1].interrupted
-    return SearchResult(sorted(plans, key=by_seconds), interrupted, is_front=True)
+    return SearchResult(sorted(plans, key=by_seconds), interrupted)
 
 
 def search_by_time(facts: Facts, patience: float) -> SearchResult:
@@ -71,8 +55,7 @@ def search_by_time(facts: Facts, patience: float) -> SearchResult:
         search = trees.ScheduleSearch(facts.workload, effort, progress, forward, facts.parts)
         points = search.front()
     searched = _rate(facts, search, points)
-    plans = sorted(searched.plans, key=by_seconds)
-    return replace(searched, plans=plans, is_front=True)
+    return replace(searched, plans=sorted(searched.plans, key=by_seconds))
 
 
 def _rate(
@@ -108,7 +91,7 @@ def estimate_least(facts: Facts, work: float) -> int | None:
 
     None if no schedule can hold the network, or the user has interrupted the search.
     """
-    if why_no_schedule(facts):
+    if facts.why_no_schedule:
         return None
     with progress_bar() as progress:
         few = replace(trees.EFFORT, annealing=0)
@@ -132,9 +115,11 @@ def predict_memory(facts: Facts, plan: Candidate) -> Usage:
     """
     schedule = plan.recipe
     assert isinstance(schedule, Schedule)
-    return facts.memories.get_or_make(
-        plan.key, lambda: arena(build_step(facts.parts_of_step, schedule), facts.held)
-    )
+    memory = facts.memories.get(plan.key)
+    if memory is None:
+        memory = arena(build_step(facts.parts_of_step, schedule), facts.held)
+        facts.memories.put(plan.key, memory)
+    return memory
 
 
 def write_plan(facts: Facts, plan: Candidate) -> tuple[Candidate, Symbol, Usage]:

@@ -1,16 +1,25 @@
-"""Say why no plan saves much, or fits a budget."""
+"""Say why no plan saves much or fits a budget, and what a plan does not do or does at once."""
 
 from __future__ import annotations
 
+import logging
 import math
 
+import numpy as np
+
 from memonger.costs.usage import Usage
+from memonger.graph.arrays import BACKWARD, RECOMPUTED
+from memonger.planners.candidates import Candidate
 from memonger.planners.marks.rules import kept_summary
+from memonger.planners.marks.smallest import NO_PLAN
 from memonger.solve.by_schedules import estimate_least
-from memonger.solve.facts import Facts
+from memonger.solve.facts import ONE_MORE_PASS, Facts
 from memonger.solve.limits import MARKS, ORIGINAL
 from memonger.support.errors import BudgetError, format_size
 
+log = logging.getLogger("memonger")
+
+WORTH = 0.75  # of the memory of marks: a schedule that needs less is pointed out
 NO_OPERATORS = "the network has no operators, so the backward pass needs no results"
 
 
@@ -81,3 +90,55 @@ def suggest(facts: Facts, limit: int, beside: int, pool: int) -> str:
         text += f" A batch of about {smaller} in place of {batch} fits; memonger batch finds the "
         text += "largest."
     return text
+
+
+def suggest_schedule(facts: Facts, pool_bytes: int) -> None:
+    """Log that a schedule would take much less than marks, which take ``pool_bytes``, if so."""
+    least = estimate_least(facts, ONE_MORE_PASS)
+    if least is not None and least < WORTH * pool_bytes:
+        text = "a schedule would take about %s where these marks take %s: how='schedule', work=2"
+        log.info(text, format_size(least, pool_bytes), format_size(pool_bytes))
+
+
+def describe_slowest(memory: Usage) -> str:
+    """Describe the most work that is recomputed in one run, with no gradient in between."""
+    places, nodes, flops = memory.find_places(RECOMPUTED), memory.recomputed, memory.node_flops
+    if not len(places):
+        return ""
+    phases = memory.step.phases[memory.order]
+    gradients = np.cumsum(phases == BACKWARD)[places]  # that have run before
+    runs = np.split(nodes, np.flatnonzero(np.diff(gradients)) + 1)
+    run = max(runs[::-1], key=lambda run: (flops[run].sum(), len(run)))
+    share = f"{100 * flops[run].sum() / memory.forward_flops:.0f} % of the forward pass"
+    first, last = (memory.graph.nodes[memory.graph.user_node(k)].name for k in run[[0, -1]])
+    return f"{first!r} to {last!r}: {len(run)} operators, {share}, are recomputed together"
+
+
+def describe_unmet(facts: Facts, plan: Candidate) -> dict[str, str]:
+    """Return why operators that ``recompute=`` names are not recomputed: name -> reason."""
+    network, graph = facts.network, facts.graph
+    if not network.recompute.nodes:
+        return {}
+    nodes, until = graph.nodes, network.until
+    heads, again = {x for x, _ in graph.heads}, plan.recomputed(len(nodes))
+    kept, reasons = {*network.keep.nodes}, {}
+    for x in network.recompute.nodes:
+        if again[x]:
+            continue
+        rule = graph.why_kept(x) or facts.rules.reasons.get(x)
+        if x in kept:
+            reason = "keep= names it too"
+        elif until is not None and x >= until:
+            reason = f"it does not come before {nodes[until].name!r}"
+        elif x in heads:
+            reason = "it is an output of the network"
+        elif rule and not (plan.schedule and nodes[x].op == "Dropout"):
+            reason = rule
+        elif plan.origin == NO_PLAN:
+            reason = "no plan that recomputes it saves memory"
+        elif plan.schedule:
+            reason = "no gradient reads it, so it is not saved"
+        else:
+            reason = "the backward pass does not read it, or must read the original"
+        reasons[nodes[x].name] = reason
+    return dict(sorted(reasons.items()))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
-from typing import Callable, Mapping
+from typing import Iterable, Mapping
 
 import numpy as np
 
@@ -27,25 +26,25 @@ from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.graph.operators.tensors import MOST_ON_GPU, check_elements
 from memonger.graph.read import forward_graph
 from memonger.graph.training import NO_NODE, Differentiation, TrainingGraph, training_graph
-from memonger.planners.candidates import Candidate, MarkPlan, SearchResult
+from memonger.planners.candidates import Candidate, MarkPlan
 from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse, refuse_padded_sums
 from memonger.planners.marks.smallest import NO_PLAN
+from memonger.schedules.execution.executor import refuse_waiting, tensors_of
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.expand import make_parts
 from memonger.schedules.schedule import Workload, workload
 from memonger.schedules.training_step import Parts, arena
-from memonger.solve.limits import AUTO, Budget, Limits
-from memonger.solve.network import Network, TimedDevice, fingerprint
+from memonger.solve.limits import Budget, Limits
+from memonger.solve.network import Network, TimedDevice
 from memonger.support.cache import Latest
-from memonger.support.errors import MB, format_size
+from memonger.support.errors import MB, MemongerError, format_size
 
 log = logging.getLogger("memonger")
 
 #: A pool of fewer bytes is planned with this patience: there is little to save, and such networks
 #: often come by the dozen (one for each bucket).
 SMALL, SMALL_PATIENCE = 16 * MB, 0.05
-
-_searches: Latest[SearchResult] = Latest(128)
+ONE_MORE_PASS = 2.0  # the most forward work of marks, in forward passes
 
 
 class Facts:
@@ -57,6 +56,9 @@ class Facts:
         The network.
     limits : Limits
         How it is planned: the GPU or the measurement of times, the rules and the patience.
+    must_pay : bool
+        Whether nothing is asked for, so that the plan must be worth its time. It then recomputes at
+        most one more forward pass.
 
     Raises
     ------
@@ -64,8 +66,10 @@ class Facts:
         If no plan can hold the network.
     """
 
-    def __init__(self, network: Network, limits: Limits) -> None:
-        self.network = network
+    def __init__(self, network: Network, limits: Limits, must_pay: bool = False) -> None:
+        self.network, self.must_pay = network, must_pay
+        if must_pay:
+            limits = replace(limits, work=ONE_MORE_PASS)
         self.timed_on = network.find_timing_device(limits.gpu, limits.measure)
         predicted = self.timed_on.sheet in GPUS and not limits.measure
         self.limits = replace(limits, gpu=self.timed_on.sheet if predicted else None)
@@ -188,30 +192,48 @@ class Facts:
         )
         return SMALL_PATIENCE
 
-    def describe_added(self, differ: Callable[[str, bool], bool]) -> tuple[str, str]:
-        """Describe the operators whose gradient MXNet's executor adds to a sum in place.
+    @cached_property
+    def why_no_schedule(self) -> str:
+        """Why no schedule can hold the network; '' if one can."""
+        self.training  # noqa: B018  an error in it is one of the network
+        try:
+            tensors_of(self.graph)
+            refuse_waiting(self.graph, self.network.device_type)
+            self.parts_of_step  # noqa: B018
+        except MemongerError as error:  # each of these refuses schedules, and nothing else
+            return str(error)
+        return ""
 
-        Returns the names of those for which ``differ`` returns true, given the kind of the operator
-        and whether MKLDNN may compute it; and how to have MXNet add their gradients afterwards.
+    @cached_property
+    def added_in_place(self) -> list[tuple[int, bool]]:
+        """The operators (nodes) whose gradient MXNet's executor adds to a sum in place.
+
+        With each, whether MKLDNN may compute the gradient that is added.
         """
-        training = self.training
-        names: dict[str, None] = {}
-        sums = Counter(training.gradient_of[r] for r in np.flatnonzero(training.adds_gradients))
+        training, added = self.training, []
         for row, k in find_added_in_place(training):
-            x, by_mkldnn = training.origin[row], training.signatures[row].tensors[k].dtype == FLOAT
-            if x != NO_NODE and differ(self.graph.nodes[x].op, self.mkldnn and by_mkldnn):
-                names[f"{self.graph.nodes[x].name!r} ({self.graph.nodes[x].op})"] = None
-        more = max(sums.values(), default=0) + 2  # than the terms of any sum
+            by_mkldnn = self.mkldnn and training.signatures[row].tensors[k].dtype == FLOAT
+            if training.origin[row] != NO_NODE:
+                added.append((int(training.origin[row]), by_mkldnn))
+        return added
+
+    def describe_added(self, added: Iterable[int]) -> tuple[str, str]:
+        """Name operators of `added_in_place`, and how to have MXNet add them afterwards."""
+        training, nodes = self.training, self.graph.nodes
+        sums = Counter(training.gradient_of[r] for r in np.flatnonzero(training.adds_gradients))
+        more = max(sums.values()) + 2  # than the terms of any sum
+        names = list(dict.fromkeys(f"{nodes[x].name!r} ({nodes[x].op})" for x in added))
         others = f" and {len(names) - 1} more" * (len(names) > 1)
         cure = f"set MXNET_EXEC_INPLACE_GRAD_SUM_CAP={more} before MXNet is imported"
-        return next(iter(names), "") + others, cure
+        return names[0] + others, cure
 
     @cached_property
     def wrong_gradients(self) -> list[str]:
         """The warning of gradients that MXNet computes wrongly, with or without a plan."""
-        names, cure = self.describe_added(lambda op, _: op in WRONG)
-        if self.graph.adds_afterwards or not names:
+        wrong = [x for x, _ in self.added_in_place if self.graph.nodes[x].op in WRONG]
+        if self.graph.adds_afterwards or not wrong:
             return []
+        names, cure = self.describe_added(wrong)
         text = "MXNet computes wrong gradients, with or without a plan: it adds those of"
         return [f"{text} {names} to sums in place, which such operators cannot do; {cure}"]
 
@@ -285,24 +307,3 @@ def count_state_bytes(budget: Budget, graph: ForwardGraph, network: Network) -> 
     # Gluon and ``bind`` give the shapes of parameters too.
     learned = [a for a in wanted if graph.nodes[a].name not in inputs] or wanted
     return round(budget.state * sum(graph.tensors[a][0].elements for a in learned))
-
-
-def remembered(search: Callable[[Facts], SearchResult]) -> Callable[[Facts], SearchResult]:
-    """Wrap a search: what it found for a network is returned again, unless it was interrupted."""
-
-    @functools.wraps(search)
-    def remember(facts: Facts) -> SearchResult:
-        # What a search finds does not depend on the limits of memory and time.
-        limits = replace(facts.limits, how=AUTO, budget=None, knee=False, slower_than=None)
-        limits = replace(limits, lent=None, leave_below=0)
-        key = search, fingerprint(facts.network, limits)
-        searched = _searches.get(key)
-        if searched is not None:
-            log.info("using the cached search result for this network")
-            return searched
-        searched = search(facts)
-        if not searched.interrupted:
-            _searches.put(key, searched)
-        return searched
-
-    return remember

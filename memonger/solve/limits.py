@@ -15,7 +15,7 @@ from memonger.costs.time.gpus import GPUS, USUAL
 from memonger.support.checks import check_count, check_number, did_you_mean
 from memonger.support.errors import MemongerError, format_size
 from memonger.support.removed import refuse_removed
-from memonger.support.types import Keywords, NDArray
+from memonger.support.types import Keywords, NDArray, PlanOptions, Unpack
 
 SCHEDULE, MARKS, AUTO = "schedule", "marks", "auto"
 STRATEGIES = (SCHEDULE, MARKS, AUTO)
@@ -81,8 +81,6 @@ LACKS = {
         "devices": "each device's part of the batch is a call of the block",
     },
 }
-#: Options that describe the network; the others say how to plan it.
-OF_NETWORK = ("type_dict", "grad_req", "ctx", "until", "keep", "recompute", "devices")
 
 
 def options_of(call: str) -> tuple[str, ...]:
@@ -136,12 +134,6 @@ def check_keywords(
             raise MemongerError(f"{call}: unknown option {name!r}{hint}")
 
 
-def split_options(options: Keywords) -> tuple[Keywords, Keywords]:
-    """Split options into those of `network.read_unplanned` and those of `read_limits`."""
-    of_network = {name: value for name, value in options.items() if name in OF_NETWORK}
-    return of_network, {name: v for name, v in options.items() if name not in OF_NETWORK}
-
-
 @dataclass(frozen=True)
 class Limits:
     """What a plan may take, and how it is searched for: keywords of ``memonger.plan``, checked."""
@@ -171,26 +163,15 @@ class Limits:
         return self.how == AUTO and self.work is None and not self.bounds_plans
 
 
-def read_limits(
-    *,
-    how: str | None = None,
-    work: float | None = None,
-    budget: object = None,
-    slower_than: float | None = None,
-    budget_of: str | None = None,
-    optimizer: object = None,
-    measure: bool = False,
-    gpu: str | None = None,
-    patience: float | None = None,
-    planner: str = SMALLEST,
-    ntrial: int = 6,
-    rules: bool = True,
-    ctx: object = None,
-) -> Limits:
-    """Check the options of ``memonger.plan`` that say how to plan.
+def read_limits(**options: Unpack[PlanOptions]) -> Limits:
+    """Check the options of ``memonger.plan`` that say how to plan; the others are ignored.
 
     ``ctx`` is the device of which a budget is a part, as `inputs.read_devices` returns it.
     """
+    how, gpu, budget = options.get("how"), options.get("gpu"), options.get("budget")
+    planner, rules = options.get("planner", Limits.planner), options.get("rules", Limits.rules)
+    measure, optimizer = options.get("measure", Limits.measure), options.get("optimizer")
+    budget_of, patience = options.get("budget_of"), options.get("patience")
     if how is None:  # some options exist for marks only
         how = AUTO if planner == SMALLEST and rules else MARKS
     choices = (
@@ -202,13 +183,14 @@ def read_limits(
         if not isinstance(value, str) or value not in names:
             forms = ", ".join(map(repr, names))
             raise MemongerError(f"{option}={value!r} is unknown; give one of {forms}")
-    slower_than = check_number("slower_than", slower_than)
+    slower_than = check_number("slower_than", options.get("slower_than"))
     if slower_than is not None and not slower_than >= 1:
         raise MemongerError(
             f"slower_than={slower_than:g} is less than the time without a plan; give 1 or more "
             "(1.2: a fifth more)"
         )
-    work, checked_patience = check_number("work", work), check_number("patience", patience)
+    work = check_number("work", options.get("work"))
+    checked_patience = check_number("patience", patience)
     if work is not None and not work >= 1:
         raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
     if work is not None and work < 2 and how == MARKS:
@@ -230,7 +212,7 @@ def read_limits(
             "budget='knee' is no number of bytes, so that budget_of and optimizer do not apply; "
             "leave them out"
         )
-    limit = None if knee else read_budget(budget, budget_of, optimizer, ctx)
+    limit = None if knee else read_budget(budget, budget_of, optimizer, options.get("ctx"))
     taken = {"a schedule": how == SCHEDULE, "a budget": knee or limit is not None}
     taken.update({"slower_than": slower_than is not None, "how='auto'": how == AUTO})
     other = next((name for name, value in taken.items() if value), None)
@@ -245,7 +227,7 @@ def read_limits(
         knee=knee,
         slower_than=slower_than,
         planner=planner,
-        ntrial=check_count("ntrial", ntrial, 1),
+        ntrial=check_count("ntrial", options.get("ntrial", Limits.ntrial), 1),
         rules=bool(rules),
         measure=bool(measure),
         gpu=gpu,

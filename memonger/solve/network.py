@@ -16,13 +16,13 @@ from memonger.costs.time.gpus import USUAL, find_sheet
 from memonger.graph import inputs, marks
 from memonger.graph.forward import AFTERWARDS, no_collection
 from memonger.graph.operators.recompute import ANY, CPU, GPU, targets_of
-from memonger.solve.limits import Limits
+from memonger.solve.limits import Limits, check_keywords, read_limits
 from memonger.solve.selection import Selection, read_operators, select
 from memonger.support.checks import did_you_mean
 from memonger.support.errors import MemongerError, UnmatchedError
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import read
-from memonger.support.types import Context, Json, Symbol
+from memonger.support.types import Context, Json, PlanOptions, Symbol, Unpack
 
 log = logging.getLogger("memonger")
 
@@ -96,21 +96,34 @@ class Network:
         return {ANY: "any device", GPU: "any GPU"}.get(self.ctx, str(self.ctx))
 
 
+def read_call(
+    call: str,
+    net: object,
+    shapes: object,
+    input_shapes: Mapping[str, object],
+    **options: Unpack[PlanOptions],
+) -> tuple[Network, Limits]:
+    """Check the arguments of a call that plans; ``call`` is its name, for messages."""
+    check_keywords(call, input_shapes)
+    options["ctx"] = inputs.read_devices(options.get("ctx"))
+    limits = read_limits(**options)
+    return read_unplanned(net, shapes, input_shapes, **options), limits
+
+
 def read_network(
     net: object,
     shapes: object = None,
     input_shapes: Mapping[str, object] | None = None,
-    type_dict: object = None,
-    grad_req: object = "write",
-    *,
-    ctx: object = None,
-    devices: int = 1,
+    **options: Unpack[PlanOptions],
 ) -> Network:
     """Check the network of a call, with its marks; arguments are those of ``memonger.plan``."""
+    type_dict, devices = options.get("type_dict"), options.get("devices", 1)
     names = [*dict(inputs.read_pairs(shapes, {}, {})), *(input_shapes or {})]
-    symbol, place = inputs.check_symbol(inputs.trace(net, names)), inputs.read_devices(ctx)
+    symbol = inputs.check_symbol(inputs.trace(net, names))
+    place = inputs.read_devices(options.get("ctx"))
     spec = inputs.read_shapes(symbol, shapes, input_shapes or {}, type_dict, devices)
-    return Network(symbol, spec, inputs.read_grad_req(symbol.list_arguments(), grad_req), place)
+    requests = inputs.read_grad_req(symbol.list_arguments(), options.get("grad_req", "write"))
+    return Network(symbol, spec, requests, place)
 
 
 @no_collection()
@@ -118,14 +131,7 @@ def read_unplanned(
     net: object,
     shapes: object = None,
     input_shapes: Mapping[str, object] | None = None,
-    type_dict: object = None,
-    grad_req: object = "write",
-    *,
-    ctx: object = None,
-    until: object = None,
-    keep: object = None,
-    recompute: object = None,
-    devices: int = 1,
+    **options: Unpack[PlanOptions],
 ) -> Network:
     """Check the network to plan, without its marks, and the operators that the call names."""
     mirroring = os.environ.get("MXNET_BACKWARD_DO_MIRROR", "0")
@@ -134,9 +140,10 @@ def read_unplanned(
             f"MXNET_BACKWARD_DO_MIRROR={mirroring!r} makes MXNet recompute nearly every operator, "
             "whatever the plan, and BatchNorm statistics may stop moving; unset it"
         )
-    network = read_network(net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, devices=devices)
+    network = read_network(net, shapes, input_shapes, **options)
     symbol = inputs.drop_old_types(network.symbol, network.spec)
     symbol = marks.clear(marks.remove_plan(symbol))
+    until, keep, recompute = (options.get(name) for name in ("until", "keep", "recompute"))
     layer = None if until in (None, "") else _find_layer(symbol, until)
     operators = read_operators(symbol, network.spec, keep, recompute)
     return replace(

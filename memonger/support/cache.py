@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import Any, Callable, Generic, Hashable, TypeVar
+from typing import Any, Generic, Hashable, TypeVar
 
 T = TypeVar("T")
 
@@ -36,14 +36,6 @@ class Latest(Generic[T]):
             self._values[key] = value
             if len(self._values) > self.size:
                 del self._values[next(iter(self._values))]
-
-    def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of a key; if there is none, make and store it."""
-        value = self.get(key)
-        if value is None:
-            value = make()
-            self.put(key, value)
-        return value
 
 
 def forget() -> None:

@@ -46,14 +46,25 @@ if TYPE_CHECKING:
         keep: object
         recompute: object
 
-    class GluonOptions(EnableOptions, total=False):
-        """Options of `memonger.gluon.plan`: those of plans, and those of ``hybridize``."""
+    class SearchOptions(EnableOptions, total=False):
+        """Options of `memonger.plan` that say how to search, for what device, and up to where."""
 
         planner: str
         ntrial: int
         rules: bool
         ctx: object
         until: Optional[str]
+
+    class PlanOptions(SearchOptions, total=False):
+        """Options of `memonger.plan`."""
+
+        type_dict: object
+        grad_req: object
+        devices: int
+
+    class GluonOptions(SearchOptions, total=False):
+        """Options of `memonger.gluon.plan`: those of plans, and those of ``hybridize``."""
+
         active: bool
         clear: bool
         static_alloc: bool

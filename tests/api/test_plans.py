@@ -17,11 +17,12 @@ import pytest
 from memonger.api.plan import make_plan
 from memonger.costs.bind import read_planned_mb
 from memonger.planners.candidates import Candidate, MarkPlan, SearchResult
-from memonger.solve.choose import choose, search
+from memonger.solve.choose import choose_from
 from memonger.solve.facts import Facts
 from memonger.costs.bind import confirm
 from memonger.solve.limits import Limits
 from memonger.solve.network import read_unplanned
+from memonger.solve.search import search
 from memonger.support.errors import format_size
 
 import networks
@@ -238,7 +239,7 @@ def test_a_plan_that_saves_less_than_its_search_believes_is_not_taken() -> None:
     facts = Facts(read_unplanned(net(), SHAPES), Limits(how="marks"))
     mask = np.array([node.name == "tanh7" for node in facts.graph.nodes])
     believed = Candidate(MarkPlan(mask), 0, 0.0, "a belief")
-    solution = choose(facts, "marks", SearchResult([believed], False))
+    solution = choose_from(facts, SearchResult([believed], interrupted=False, way="marks"))
     plan, said = make_plan(solution), "; ".join(solution.warnings)
     assert not plan.recomputed and plan.planner == "no plan" and "no plan saves memory" in said
     assert plan.pool_bytes == plan.unplanned_bytes
@@ -253,7 +254,7 @@ def test_a_wrong_prediction_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("memonger.solve.by_marks.confirm", bind)
     facts = Facts(read_unplanned(net(), SHAPES), Limits(how="marks"))
-    solution = choose(facts, "marks", search(facts, "marks"))
+    solution = choose_from(facts, search(facts))
     plan, said = make_plan(solution), "; ".join(solution.warnings)
     assert not plan.exact and plan.recomputed and "was predicted as" in said
     assert plan.counted_bytes == MB * (1 + memonger.get_cost(plan.symbol, shapes=SHAPES))

@@ -162,7 +162,7 @@ def test_the_smallest_is_chosen_by_what_is_taken_and_not_by_what_is_alive(
             raise LayoutMismatch("laid out in another way")
         return SimpleNamespace(pool_bytes=taken[plan.pool_bytes], recomputed_flops=0.0)
 
-    monkeypatch.setattr("memonger.solve.choose.predict_memory", predict_memory)
+    monkeypatch.setattr("memonger.solve.search.predict_memory", predict_memory)
     facts: Any = SimpleNamespace(limits=Limits())
     nothing = Schedule.of([])
     plans = [Candidate(nothing, nbytes, 0.0, "") for nbytes in sorted(taken, reverse=True)]

@@ -298,9 +298,9 @@ def test_a_network_that_cannot_be_planned_is_bound_as_without(capfd: Any) -> Non
 @pytest.mark.parametrize(
     ("way", "place"),
     [
-        ("Module", "scripts.session.solve"),
-        ("bind", "scripts.session.read_unplanned"),
-        ("Gluon", "scripts.session.solve"),
+        ("Module", "scripts.session.choose"),
+        ("bind", "scripts.session.read_call"),
+        ("Gluon", "scripts.session.choose"),
         ("Gluon", "gluon.cached_op.with_copied_outputs"),
         ("Gluon", "gluon.sparse.split"),
     ],
@@ -544,7 +544,7 @@ def test_the_same_network_made_anew_has_the_plan_that_is_kept(
         return symbol, [*modules.stepped(executor).values()], session.plans[0]
 
     _, expected, first = start()
-    monkeypatch.setattr(session_module, "solve", None)
+    monkeypatch.setattr(session_module, "search", None)
     cache.forget()
     symbol, arrays, plan = start()
     assert len([*folder.glob("*.json")]) == 1 and plan.is_used

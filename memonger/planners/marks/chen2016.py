@@ -12,7 +12,7 @@ and labels and auxiliary states count as results.
 from __future__ import annotations
 
 import math
-from typing import Callable, Mapping, NamedTuple
+from typing import Iterator, Mapping, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,6 @@ class Trial(NamedTuple):
     mask: Bools  # the recomputed nodes
     save_size: int  # bytes that are saved
     max_size: int  # bytes of the largest segment between two saved results
-    cost: int = 0  # of the mask, in the unit of `search`
 
 
 def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -> Trial:
@@ -49,7 +48,6 @@ def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -
     Returns
     -------
     Trial
-        Without its cost.
     """
     mask = np.zeros(len(graph.nodes), dtype=np.bool_)
     local_size = save_size = max_size = 0
@@ -78,13 +76,8 @@ def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -
     return Trial(threshold, mask, save_size, max_size)
 
 
-def search(
-    graph: ForwardGraph,
-    hints: Mapping[int, str],
-    cost: Callable[[Bools], int],
-    ntrial: int = 6,
-) -> list[Trial]:
-    """Search over thresholds as the original does.
+def search(graph: ForwardGraph, hints: Mapping[int, str], ntrial: int = 6) -> Iterator[Trial]:
+    """Search over thresholds as the original does, which takes the first trial of least memory.
 
     Parameters
     ----------
@@ -92,31 +85,21 @@ def search(
         The network.
     hints : mapping
         Node -> its ``mirror_stage``.
-    cost : callable
-        Returns the memory of a mask (nodes,) of recomputed nodes. The original counts whole MiB.
     ntrial : int
         The number of thresholds in the grid.
 
-    Returns
-    -------
-    list of Trial
-        All trials, in order.
+    Yields
+    ------
+    Trial
     """
-    trials: list[Trial] = []
-
-    def attempt(threshold: int) -> Trial:
-        trial = mirror_plan(graph, hints, threshold)
-        trials.append(trial._replace(cost=cost(trial.mask)))
-        return trial
-
     guess, local_sizes = 0, []
     for _ in range(3):
-        trial = attempt(guess)
+        trial = mirror_plan(graph, hints, guess)
+        yield trial
         local_sizes.append(trial.max_size // MB)
         guess = int(math.sqrt((trial.save_size // MB) * local_sizes[-1] / 2))
     smallest = min(local_sizes)
     step = int((guess * math.sqrt(2) - smallest) / ntrial)
     if step > 0:
         for k in range(1, ntrial + 1):
-            attempt(smallest + k * step)
-    return trials
+            yield mirror_plan(graph, hints, smallest + k * step)

@@ -92,14 +92,11 @@ def smallest(
 
 def _original(hints: Mapping[int, str], rules: Rules, ntrial: int) -> Bools:
     """Return the recomputed nodes of the original's best plan, before the rules are applied."""
-
-    def cost(mask: Bools) -> int:
-        return rules.plan_memory(rules.apply(mask)).planned_bytes
-
     if not hints:  # its plan does not depend on the threshold
         return chen2016.mirror_plan(rules.graph, hints, 0).mask
-    trials = chen2016.search(rules.graph, hints, cost, ntrial)
-    return min(trials, key=lambda trial: trial.cost).mask  # the first of equal ones
+    masks = [trial.mask for trial in chen2016.search(rules.graph, hints, ntrial)]
+    costs = [rules.plan_memory(rules.apply(mask)).planned_bytes for mask in masks]
+    return masks[costs.index(min(costs))]  # the first of equal ones
 
 
 def price_plan(plain: Rules, seconds: Doubles, plan: MarkPlan, origin: str) -> Candidate:

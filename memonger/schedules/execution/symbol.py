@@ -116,9 +116,11 @@ class ScheduledSymbol(SymbolWithCasts):
         network = hashlib.sha256(json_of(self).encode()).digest()
         tensors = tuple(graph.tensors[a] for a in graph.arguments)
         key = network, tensors, frozenset(requests.items()), mkldnn
-        return self.shared.steps.get_or_make(
-            key, lambda: step or step_for(graph, self.shared.schedule, requests, mkldnn)
-        )
+        known = self.shared.steps.get(key)
+        if known is None:
+            known = step or step_for(graph, self.shared.schedule, requests, mkldnn)
+            self.shared.steps.put(key, known)
+        return known
 
     def _warn(self, place: str) -> None:
         text = "the schedule of network %r is lost: %s; to train the new symbol by a schedule, "
