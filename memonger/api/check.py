@@ -23,7 +23,7 @@ from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import environment, mx
 from memonger.support.parallel import progress_bar
 from memonger.support.symbols import attributes, load_nodes, read
-from memonger.support.types import Array1, NDArray, Symbol
+from memonger.support.types import Array1, NDArray, Shapes, Symbol, SymbolOrBlock
 from memonger.support.versions import MXNET_ERRORS
 
 if TYPE_CHECKING:
@@ -103,9 +103,9 @@ class CheckReport(NamedTuple):
 
 
 def check(
-    symbol: Symbol,
-    planned: Symbol,
-    shapes: object,
+    symbol: SymbolOrBlock,
+    planned: SymbolOrBlock,
+    shapes: Shapes,
     steps: int = 3,
     *,
     type_dict: Mapping[str, object] | None = None,

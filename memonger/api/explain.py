@@ -17,7 +17,7 @@ from memonger.solve.describe import NO_OPERATORS
 from memonger.solve.facts import measure, predict
 from memonger.solve.network import read_network
 from memonger.support.errors import format_size
-from memonger.support.types import Int64s, Symbol
+from memonger.support.types import Int64s, Shapes, SymbolOrBlock
 
 if TYPE_CHECKING:
     from memonger.api.plan import Plan
@@ -148,14 +148,14 @@ class Explanation(NamedTuple):
 
 
 def explain(
-    net: Symbol,
-    shapes: object = None,
+    net: SymbolOrBlock,
+    shapes: Shapes | None = None,
     *,
     type_dict: Mapping[str, object] | None = None,
     grad_req: object = "write",
     ctx: object = None,
     devices: int = 1,
-    **input_shapes: object,
+    **input_shapes: Sequence[int],
 ) -> Explanation:
     """List the tensors that make up the memory of a training step, and what every plan needs.
 

@@ -37,7 +37,7 @@ from memonger.support.checks import check_count
 from memonger.support.errors import BudgetError, MemongerError, TooLargeError, format_size
 from memonger.support.files import Path
 from memonger.support.parallel import progress_bar
-from memonger.support.types import Json, Symbol, Types
+from memonger.support.types import Json, OpenShapes, Shapes, Symbol, SymbolOrBlock, Types
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,8 +103,8 @@ class Frontier(Reported, Tuple[Plan, ...]):
 
 @trim_heap()
 def frontier(
-    net: Symbol,
-    shapes: object = None,
+    net: SymbolOrBlock,
+    shapes: Shapes | None = None,
     *,
     points: int = 20,
     how: str | None = None,
@@ -283,9 +283,9 @@ class LargestBatch(_Largest):
 
 @trim_heap()
 def largest_batch(
-    net: Symbol,
-    shapes: object,
-    budget: object,
+    net: SymbolOrBlock,
+    shapes: OpenShapes,
+    budget: int | str,
     *,
     how: str | None = None,
     budget_of: str | None = None,

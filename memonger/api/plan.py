@@ -35,7 +35,7 @@ from memonger.support.errors import MemongerError, format_size
 from memonger.support.mxnet import mx
 from memonger.support.removed import refuse_removed
 from memonger.support.symbols import attributes, json_of, load_nodes, read
-from memonger.support.types import Json, Symbol
+from memonger.support.types import Json, Shapes, Symbol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -373,7 +373,10 @@ class Plan(Reported):
 
 
 def load_plan(
-    file: files.Path, net: Symbol = None, shapes: object = None, **input_shapes: object
+    file: files.Path,
+    net: Symbol | None = None,
+    shapes: Shapes | None = None,
+    **input_shapes: Sequence[int],
 ) -> Plan:
     """Read a plan that `Plan.save` has written; nothing is searched or bound.
 

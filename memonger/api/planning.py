@@ -18,19 +18,19 @@ from memonger.solve.selection import Selector
 from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, MemongerError
-from memonger.support.types import Symbol, Types
+from memonger.support.types import Amount, Shapes, Symbol, SymbolOrBlock, Types
 
 log = logging.getLogger("memonger")
 
 
 @trim_heap()
 def plan(
-    net: Symbol,
-    shapes: object = None,
+    net: SymbolOrBlock,
+    shapes: Shapes | None = None,
     *,
     how: str | None = None,
     work: float | None = None,
-    budget: object = None,
+    budget: Amount | None = None,
     slower_than: float | None = None,
     budget_of: str | None = None,
     optimizer: object = None,
@@ -203,10 +203,10 @@ def search_plan(
     ntrial: int = Limits.ntrial,
     type_dict: Types = None,
     *,
-    shapes: object = None,
+    shapes: Shapes | None = None,
     how: str = "marks",
     work: float | None = None,
-    budget: object = None,
+    budget: Amount | None = None,
     slower_than: float | None = None,
     budget_of: str | None = None,
     optimizer: object = None,
@@ -291,10 +291,10 @@ def search_plan_to_layer(
     ntrial: int = Limits.ntrial,
     type_dict: Types = None,
     *,
-    shapes: object = None,
+    shapes: Shapes | None = None,
     how: str = "marks",
     work: float | None = None,
-    budget: object = None,
+    budget: Amount | None = None,
     slower_than: float | None = None,
     budget_of: str | None = None,
     optimizer: object = None,
@@ -374,7 +374,7 @@ def make_mirror_plan(
     *,
     type_dict: Types = None,
     ctx: object = None,
-    shapes: object = None,
+    shapes: Shapes | None = None,
     rules: bool = Limits.rules,
     until: str | None = None,
     devices: int = 1,
@@ -420,11 +420,11 @@ def make_mirror_plan(
 
 
 def get_cost(
-    sym: Symbol,
+    sym: SymbolOrBlock,
     type_dict: Types = None,
     *,
     ctx: object = None,
-    shapes: object = None,
+    shapes: Shapes | None = None,
     **input_shapes: Sequence[int],
 ) -> int:
     """Return the memory that MXNet plans for training a network, in MiB.
@@ -458,11 +458,11 @@ def get_cost(
 
 
 def pool_bytes(
-    sym: Symbol,
+    sym: SymbolOrBlock,
     type_dict: Types = None,
     *,
     ctx: object = None,
-    shapes: object = None,
+    shapes: Shapes | None = None,
     **input_shapes: Sequence[int],
 ) -> int:
     """Return the bytes of MXNet's pool in training, with the real size of every element.

@@ -30,7 +30,7 @@ from memonger.solve.network import Network, read_structure
 from memonger.support import files
 from memonger.support.errors import MemongerError
 from memonger.support.symbols import read
-from memonger.support.types import Json
+from memonger.support.types import Amount, Json
 
 if TYPE_CHECKING:
     from memonger.api.plan import Plan
@@ -82,7 +82,7 @@ class Reported:
         file: files.Path | None = None,
         *,
         others: Iterable[Plan] = (),
-        budget: object = None,
+        budget: Amount | None = None,
         budget_of: str | None = None,
         optimizer: object = None,
         network: str = "net-symbol.json",

@@ -3,7 +3,7 @@
 MXNet has no annotations, so a type checker knows its classes by name only.
 """
 
-from typing import TYPE_CHECKING, Any, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence, Tuple, Union
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     Keywords = Mapping[str, Any]  # type: ignore[misc]  # arguments of `memonger.plan` and others
     AnyArray = Array[Any]  # type: ignore[misc]  # an array that a header names
     Types = Optional[Mapping[str, object]]  # type by name of an input
+    Pairs = Sequence[Tuple[str, Sequence[int]]]  # name and shape of inputs; DataDescs are pairs
+    #: Shapes of inputs; as a module has them, of data and of labels (or None) in one list.
+    Shapes = Union[Mapping[str, Sequence[int]], Pairs, Sequence[Optional[Pairs]]]
+    #: Shapes of inputs with None where the batch goes.
+    OpenShapes = Union[
+        Mapping[str, Sequence[Optional[int]]],
+        Sequence[Tuple[str, Sequence[Optional[int]]]],
+    ]
+    Amount = Union[int, float, str]  # of memory: bytes, a share, or as text such as '6GB'
+    SymbolOrBlock = Union[Symbol, Block]
     Array1 = Array[np.generic]
     Bools = Array[np.bool_]
     Int8s = Array[np.int8]
@@ -36,7 +46,7 @@ if TYPE_CHECKING:
 
         how: Optional[str]
         work: Optional[float]
-        budget: object
+        budget: Optional[Amount]
         slower_than: Optional[float]
         budget_of: Optional[str]
         optimizer: object

@@ -212,12 +212,13 @@ def test_the_largest_batch_fits_and_one_more_does_not(helps: bool) -> None:
 
 def test_a_wrong_call_of_largest_batch_is_refused() -> None:
     none = "has None for the batch"
-    for shapes, budget, words in (
+    calls: list[Any] = [
         (BATCHES, "1kB", "not even a batch of 1"),
         *((BATCHES, budget, "budget in bytes") for budget in ("50%", None)),
         *((sizes, "1GB", none) for sizes in (SHAPES, [*SHAPES.items()])),
         ({"data": 4}, "1GB", "a shape is a tuple"),
-    ):
+    ]
+    for shapes, budget, words in calls:
         with pytest.raises(memonger.MemongerError, match=words):
             memonger.largest_batch(net(), shapes, budget, how="marks")
 
