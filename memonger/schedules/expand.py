@@ -93,7 +93,7 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
     heads = [head for head in training.graph.heads if not t.variable[head[0]]]
     _, head_row, head_output = join_columns([heads], 2)
     overwriting = [r for r in facts.walk if reads_overwritten(*training.signatures[r][:2])]
-    blocked = any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes)
+    blocked = mkldnn and any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes)
     expected = None
     in_place: dict[int, bool] = {}
     if blocked or overwriting:
@@ -104,7 +104,7 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
             source, k = int(t.read_row[t.read_start[row]]), int(t.read_output[t.read_start[row]])
             read, written = block[t.output_start[[source, row]] + [k, 0]]
             in_place[row] = bool(read == written >= 0)
-    if mkldnn and expected is not None:
+    if expected is not None:
         _refuse_blocked_sums(training, expected, added)
     return Parts(
         work=work,
@@ -380,33 +380,30 @@ def _gradient_rows(facts: _RowFacts) -> list[list[int]]:
 def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
     """Return the training step of a valid schedule (``schedule.check``).
 
-    The step is the same with and without MKLDNN, so that it takes the predicted memory everywhere.
+    Where MKLDNN may compute it, operators are inserted until all layouts are those without a
+    schedule.
 
     Raises
     ------
     MemongerError
-        If MKLDNN may compute the step and would round differently.
+        If MKLDNN would round differently.
     """
     operations = np.ascontiguousarray(schedule.operations, dtype=np.int32)
     rows, signatures = compiled.make_rows(parts.variants, operations), Signatures(parts.signatures)
     if parts.mkldnn:
         rows = lay_out_plainly(parts, rows, signatures)
     rows = hold_for_autograd(parts, rows, signatures)
-    step = bare = keep_places(make_step(parts, rows, signatures.all), signatures)
+    step = keep_places(make_step(parts, rows, signatures.all), signatures)
     if parts.expected is None:
         return step
-    try:
-        for k in range(ROUNDS + 1):
-            inserts = parts.expected.differences(step, step.rows.source, step.alive.block)
-            if not inserts:
-                return step
-            if k == ROUNDS:
-                raise refusal(step, next(iter(inserts)))
-            step = insert(step, signatures, inserts)
-    except MemongerError:
-        if parts.mkldnn:
-            raise
-    return bare
+    for k in range(ROUNDS + 1):
+        inserts = parts.expected.differences(step, step.rows.source, step.alive.block)
+        if not inserts:
+            break
+        if k == ROUNDS:
+            raise refusal(step, next(iter(inserts)))
+        step = insert(step, signatures, inserts)
+    return step
 
 
 def step_for(

@@ -80,7 +80,7 @@ class Parts:
     #: Row whose results depend on whether it overwrites its first input -> whether it does without
     #: a schedule.
     in_place: Mapping[int, bool]
-    expected: Expected | None  # layouts without a schedule; None if no operator makes blocks
+    expected: Expected | None  # layouts without a schedule; None if no tensor is in blocks
 
     @property
     def written(self) -> list[VariantEntry]:
