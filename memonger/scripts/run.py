@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib.util
+import inspect
 import os
 import pkgutil
 import runpy
@@ -22,7 +23,7 @@ from importlib.machinery import (
 )
 from itertools import takewhile
 from types import FrameType, ModuleType, TracebackType
-from typing import Callable, Iterator, Sequence, Tuple
+from typing import Callable, Iterable, Iterator, Sequence, Tuple, TypeVar
 
 import memonger
 from memonger.solve.limits import Limits, check_keywords, read_limits
@@ -38,6 +39,7 @@ _run_module: Callable[..., object] = runpy._run_module_as_main  # type: ignore[a
 
 #: A frame with its line or, from Python 3.11 on, with its lines and columns.
 Entry = Tuple[FrameType, object]
+OuterEntry = TypeVar("OuterEntry", Tuple[FrameType, int], inspect.FrameInfo)
 
 
 def prepare(
@@ -165,18 +167,17 @@ def _leave_name() -> None:
 
 
 def _hide_frames() -> None:
-    """Have the module ``traceback``, and so ``logging``, show a script its call stacks without us.
+    """Have ``traceback``, ``logging`` and ``inspect`` show a script its call stacks without us.
 
     Those whose innermost frame is of this package stay whole: they tell of what failed in it.
     """
-    usual_stack = traceback.walk_stack
+    usual_stack, usual_frames = traceback.walk_stack, inspect.getouterframes
 
     def walk_stack(f: FrameType | None) -> Iterator[tuple[FrameType, int]]:
-        entries = [*usual_stack(f or sys._getframe(1))]  # the innermost first
-        if not is_own(entries[0][0]):
-            entries = [*takewhile(lambda entry: entry[0].f_globals is not globals(), entries)]
-            entries = [entry for entry in entries if not is_own(entry[0])]
-        return iter(entries)
+        return iter(_list_outer(usual_stack(f or sys._getframe(1))))
+
+    def getouterframes(frame: FrameType, context: int = 1) -> list[inspect.FrameInfo]:
+        return _list_outer(usual_frames(frame, context))
 
     def hiding(usual: Callable[[TracebackType | None], Iterator[Entry]]) -> object:
         def walk(tb: TracebackType | None) -> Iterator[Entry]:
@@ -187,10 +188,19 @@ def _hide_frames() -> None:
 
         return walk
 
-    traceback.walk_stack = walk_stack
+    traceback.walk_stack, inspect.getouterframes = walk_stack, getouterframes
     for name in ("walk_tb", "_walk_tb_with_full_positions"):  # the second from Python 3.11 on
         if hasattr(traceback, name):
             setattr(traceback, name, hiding(getattr(traceback, name)))
+
+
+def _list_outer(entries: Iterable[OuterEntry]) -> list[OuterEntry]:
+    """List the frames of a call stack, the innermost first, that a script is shown."""
+    first, *others = entries
+    if is_own(first[0]):
+        return [first, *others]
+    others = [*takewhile(lambda entry: entry[0].f_globals is not globals(), others)]
+    return [first, *(entry for entry in others if not is_own(entry[0]))]
 
 
 def _hide_callers(trace: TracebackType | None) -> None:

@@ -168,7 +168,7 @@ def test_a_script_that_fails_ends_as_under_python(script: list[str], tmp_path: P
 
 
 SHOWS = """
-import logging, sys, traceback
+import inspect, logging, sys, traceback
 import mxnet as mx
 
 class Net(mx.gluon.nn.HybridBlock):
@@ -176,6 +176,7 @@ class Net(mx.gluon.nn.HybridBlock):
         print([(*entry[:3],) for entry in traceback.extract_stack()])
         print(traceback.StackSummary.extract(traceback.walk_stack(None))[0].name)
         print(*[entry.name for entry in traceback.extract_stack(limit=2)])
+        print(*[(entry.function, entry.lineno, entry.filename) for entry in inspect.stack()])
         raise KeyError("in the network")
 
 def call():
