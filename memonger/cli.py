@@ -19,7 +19,7 @@ import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from itertools import combinations
-from typing import Any, Callable, NoReturn, Sequence
+from typing import Any, Callable, Iterator, NoReturn, Sequence
 
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
@@ -54,8 +54,9 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
     status = MISTAKE
     try:
         _check_places(options)
-        network = memonger.load(options.network)
-        memonger.frontier  # noqa: B018  imports all that a verb needs
+        with _waiting("memonger: importing MXNet"):
+            network = memonger.load(options.network)
+            memonger.frontier  # noqa: B018  imports all that a verb needs
         begin()
         status = options.run(network, options)
         sys.stdout.flush()
@@ -76,6 +77,19 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
     sys.stdout.flush()
     print("memonger: " + " ".join(text.split()), file=sys.stderr)
     return status
+
+
+@contextlib.contextmanager
+def _waiting(text: str) -> Iterator[None]:
+    """Show a text on a terminal while the user waits; what is written next takes its place."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(text, end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(" " * len(text), end="\r", file=sys.stderr, flush=True)
 
 
 def _run(options: Namespace, begin: Callable[[], object]) -> int:

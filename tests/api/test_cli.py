@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shlex
 import signal
@@ -21,7 +22,7 @@ from memonger.support.numpy1 import IS_NUMPY_2
 import networks
 from interrupting import press_ctrl_c
 from pages import data_of
-from planned import ROOT, marked, run_python, start_python
+from planned import ROOT, marked, python_path, run_python, start_python
 
 pytestmark = [pytest.mark.python_differs, pytest.mark.one_plan]
 
@@ -555,6 +556,29 @@ def test_help_of_a_verb_names_what_that_verb_has_alone(capsys: Any, verb: str) -
     assert {*re.findall(r"--[a-z-]+", told)} <= flags
     for other in {*cli.VERBS, "run"} - {verb}:
         assert not re.search(rf"\b(of|and|memonger) {other}\b", told)
+
+
+def test_a_terminal_shows_that_mxnet_is_imported(net: Any) -> None:
+    """From the start, for it takes seconds; a line that is cleared, and none in a file."""
+    command = ["-W", "ignore", "-m", "memonger", "explain", net[2], *SHAPES]
+    terminal, stderr = pty.openpty()
+    running = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": python_path()},
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+    )
+    os.close(stderr)
+    said, shown = b"memonger: importing MXNet\r", b""
+    while len(shown) < len(said):
+        shown += os.read(terminal, 100)
+    assert shown == said and running.poll() is None
+    printed, _ = running.communicate(timeout=100)
+    cleared = os.read(terminal, 1000)
+    os.close(terminal)
+    assert cleared == b" " * 25 + b"\r" and printed.startswith(b"pool ")
+    assert run_python(*command).stderr == ""
 
 
 def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
