@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
     logging.basicConfig(format="memonger: %(message)s", level=level)
     status = MISTAKE
     try:
-        _check_places(options)
         with _waiting("memonger: importing MXNet"):
+            _check_places(options)
             network = memonger.load(options.network)
             memonger.frontier  # noqa: B018  imports all that a verb needs
         begin()
