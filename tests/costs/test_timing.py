@@ -211,9 +211,9 @@ def test_operators_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Any] = []
     run_child = measured.run_child
 
-    def count(job: Any) -> Any:
+    def count(module: str, job: Any) -> Any:
         jobs.append(job)
-        return run_child(job)
+        return run_child(module, job)
 
     monkeypatch.setattr(measured, "run_child", count)
     x = S.Variable("data")

@@ -18,6 +18,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
+from memonger.scripts import log as log_module
 from memonger.scripts import session as session_module
 from memonger.support import cache
 
@@ -240,7 +241,7 @@ def test_a_plan_that_gluons_arrays_make_useless_is_told_as_none(capfd: Any) -> N
 
 def test_planning_that_takes_long_is_announced(monkeypatch: Any, capfd: Any) -> None:
     for seconds in (1000.0, 0.0):
-        monkeypatch.setattr(session_module, "SILENCE", seconds)
+        monkeypatch.setattr(log_module, "SILENCE", seconds)
         with memonger.enable(cache=False):
             net().simple_bind(mx.cpu(), **SHAPES)
         log = capfd.readouterr().err
@@ -654,6 +655,16 @@ def test_a_plan_is_checked_before_it_is_used(folder: Path, capfd: Any) -> None:
     whole["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     file.write_text(json.dumps(whole))
     assert "its plan computes something else" in start()
+
+
+def test_a_plan_that_cannot_be_checked_is_used_with_a_warning(
+    capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with memonger.enable(check=True, how="marks", cache=False) as session:
+        chain().simple_bind(mx.cpu(), **SHAPES)
+    assert session.plans[0].is_used
+    assert re.search("softmax cannot be checked: .*/nowhere/python", capfd.readouterr().err)
 
 
 class Scaled(mx.gluon.HybridBlock):

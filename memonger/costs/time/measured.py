@@ -1,10 +1,8 @@
 """Measure how long operators take, each alone at its own shapes, in a child process.
 
-A kernel may crash or corrupt the memory of its process, and a script's profile, random numbers and
-memory must not change. So nothing is measured in the user's process. The child binds each distinct
-operator (its parameters, shapes and types) alone, warms it up, and runs it several times, forward
-and with its gradient. If that fails, the predicted time is used. Measurements are cached in the
-process.
+Nothing is measured in the user's process (`support.child`). The child binds each distinct operator
+(its parameters, shapes and types) alone, warms it up, and runs it several times, forward and with
+its gradient. If that fails, the predicted time is used. Measurements are cached in the process.
 """
 
 from __future__ import annotations
@@ -16,12 +14,9 @@ import logging
 import os
 import platform
 import re
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -32,6 +27,7 @@ from memonger.graph.operators.recompute import GPU, on_one_device
 from memonger.graph.operators.tensors import Attributes, Tensor
 from memonger.graph.training import TrainingGraph
 from memonger.support.cache import Latest
+from memonger.support.child import run_child
 from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import load_nodes
@@ -41,15 +37,6 @@ from memonger.support.versions import MXNET_ERRORS
 log = logging.getLogger("memonger")
 
 ROUNDS = 7  # the shortest of these counts
-#: The child imports this memonger, even if the script's path has another one first, and measures.
-CHILD = """
-import sys
-sys.path[:] = sys.argv[1:]
-import memonger
-del sys.path[0]
-from memonger.costs.time.measured import answer_job
-answer_job()
-"""
 
 Run = Callable[[], NDArray]  # starts a computation and returns an array that waits for it
 
@@ -92,11 +79,10 @@ def _measure_elsewhere(operators: Sequence[Json], ctx: Context) -> list[Json]:
             "np_shape": mx.util.is_np_shape(),
             "operators": rest,
         }
-        lines, status = run_child(job)
-        if not lines:
+        answers, status = run_child(__name__, job)
+        if answers is None:
             log.warning("no operator can be measured, so times are predicted: %s", status)
             return results + [()] * len(rest)
-        answers = list(map(json.loads, lines[1:]))
         if len(answers) < len(rest):
             answers.append(status)
         for (op, _, tensors), answer in zip(rest, answers):
@@ -108,48 +94,19 @@ def _measure_elsewhere(operators: Sequence[Json], ctx: Context) -> list[Json]:
     return results
 
 
-def run_child(job: Json) -> tuple[list[str], str]:
-    """Run a child process for a job; return the lines of its answer, and how it ended."""
-    package = str(Path(__file__).resolve().parents[3])
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("DMLC_")}
-    environment.pop("MXNET_PROFILER_AUTOSTART", None)  # it would overwrite the user's profile
-    try:
-        process = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", CHILD, package, *sys.path],
-            env=environment,
-            input=json.dumps(job),
-            capture_output=True,
-            check=False,
-            text=True,
-            errors="replace",
-        )
-    except OSError as error:  # no Python, or no memory for it
-        return [], str(error)
-    code, errors = process.returncode, process.stderr.strip().splitlines()
-    how = f"exited with {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
-    return process.stdout.splitlines(), ": ".join([f"the child process {how}", *errors[-1:]])
+def answer(job: Json) -> Iterator[Json]:
+    """Measure the operators of a job, in the child process.
 
-
-def answer_job() -> None:
-    """Measure the operators of a job on stdin, in the child process; write a line for each.
-
-    A line is JSON: the seconds forward and with the gradient, or why the operator cannot be
-    measured. An empty line comes first, once MXNet is imported.
+    Yields for each its seconds forward and with the gradient, or why it cannot be measured.
     """
-    with os.fdopen(os.dup(1), "w", buffering=1) as answers:  # each line is sent at once
-        os.dup2(2, 1)  # what an operator prints goes to stderr
-        job = json.load(sys.stdin)
-        mx.util.set_np_shape(job["np_shape"])
-        ctx = mx.Context(*job["device"])
-        answers.write("\n")
-        for op, attrs, tensors in job["operators"]:
-            inputs = [Tensor(tuple(shape), *types) for shape, *types in tensors]
-            answer: Json
-            try:
-                answer = _measure_operator(op, dict(attrs), inputs, ctx, job["rounds"])
-            except (MemongerError, *MXNET_ERRORS) as error:  # it cannot be bound alone
-                answer = mxnet_message(error)
-            answers.write(json.dumps(answer) + "\n")
+    mx.util.set_np_shape(job["np_shape"])
+    ctx = mx.Context(*job["device"])
+    for op, attrs, tensors in job["operators"]:
+        inputs = [Tensor(tuple(shape), *types) for shape, *types in tensors]
+        try:
+            yield _measure_operator(op, dict(attrs), inputs, ctx, job["rounds"])
+        except (MemongerError, *MXNET_ERRORS) as error:  # it cannot be bound alone
+            yield mxnet_message(error)
 
 
 def _measure_operator(
