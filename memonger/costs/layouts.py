@@ -24,7 +24,7 @@ from memonger.graph.operators.layouts import BY_SHAPE, layout_of_output, layouts
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import StepGraph, TrainingGraph
 from memonger.support.kernels import Struct, compiled, constant
-from memonger.support.types import AnyArray, Bools
+from memonger.support.types import AnyArray, Bools, Int8s, Int64s
 
 PLAIN = constant("PLAIN")  # not laid out in blocks
 ANY_LAYOUT = constant("ANY_LAYOUT")  # in place of a required layout: none is required
@@ -35,11 +35,18 @@ NOT_IN_PLACE, ADDED = constant("NOT_IN_PLACE"), constant("ADDED")
 IN_PLACE, CHOSEN, USUAL = map(constant, ("IN_PLACE", "CHOSEN", "USUAL"))
 
 #: The facts of a signature, as in `LayoutArrays`: code, number, shows, plays.
-Facts = Tuple[List[int], List[int], Sequence[bool], Sequence[bool]]
+LayoutFacts = Tuple[List[int], List[int], Sequence[bool], Sequence[bool]]
 
 
 class LayoutArrays(Struct):
     """Facts about the layouts in a training graph (``layouts.h`` lists the arrays)."""
+
+    code: Int8s
+    number: Int64s
+    shape: Int64s
+    shows: Bools
+    plays: Bools
+    adding: Bools
 
 
 def find_layouts(training: StepGraph, scoring: bool = False) -> LayoutArrays:
@@ -49,7 +56,7 @@ def find_layouts(training: StepGraph, scoring: bool = False) -> LayoutArrays:
     channels last, so no two convolutions can be assumed to use the same layout.
     """
     t, signatures = training.arrays, training.signatures
-    facts_of: dict[tuple[int, Tensor | None], Facts] = {}
+    facts_of: dict[tuple[int, Tensor | None], LayoutFacts] = {}
     facts = []
     for signature, first in zip(signatures, t.read_start.tolist()):
         data = None
@@ -69,7 +76,7 @@ def find_layouts(training: StepGraph, scoring: bool = False) -> LayoutArrays:
     return LayoutArrays(code, number, shape, shows & read, plays & read, training.adds_gradients)
 
 
-def _find_facts(signature: Signature, data: Tensor | None) -> Facts:
+def _find_facts(signature: Signature, data: Tensor | None) -> LayoutFacts:
     """Look up the facts of one signature of rows."""
     op, attrs, inputs, tensors = signature.op, signature.attrs, signature.inputs, signature.tensors
     names = [layout_of_output(op, attrs, inputs, t, k, data) for k, t in enumerate(tensors)]

@@ -13,7 +13,7 @@ import numpy as np
 from memonger.graph.operators.inplace import IGNORED, Options, inplace_options
 from memonger.graph.operators.tensors import Attributes, Shape, Tensors
 from memonger.support.kernels import Struct, compiled, constant
-from memonger.support.types import AnyArray, Array1, Int32s, Int64s
+from memonger.support.types import AnyArray, Array1, Bools, Int32s, Int64s
 
 KEPT = constant("KEPT")
 LEFT_OUT = -1  # in place of the row of a read: a variable that the arrays do not have
@@ -73,7 +73,32 @@ class GraphArrays(Struct):
     """The training graph as arrays."""
 
     forward: int
+    variable: Bools
+    read_start: Int32s
+    read_row: Int32s
+    read_output: Int32s
+    read_owner: Int32s
+    read_ignored: Bools
+    read_holds: Bools
+    output_start: Int32s
+    elements: Int64s
+    itemsize: Int64s
+    rank: Int32s
+    sizes: Int64s
+    by_size: Int32s
+    inplace_start: Int32s
+    inplace_read: Int32s
+    inplace_output: Int32s
+    inplace_identity: Bools
+    head_row: Int32s
+    head_output: Int32s
+    head_owner: Int32s
     outputs: int
+    first: Int32s
+    walk_row: Int32s
+    walk_owner: Int32s
+    before_start: Int32s
+    before_row: Int32s
 
     @property
     def read_entry(self) -> Int32s:
@@ -92,9 +117,31 @@ class GraphArrays(Struct):
 class Step(Struct):
     """The rows of a training graph that run for one set of recomputed operators."""
 
+    order: Int32s
+    entry: Int32s
+    head: Int32s
+    reads: Int32s
+
 
 class SignatureArrays(Struct):
     """The fields of `Signature`s that the allocator reads."""
+
+    variable: Bools
+    reads: Bools
+    ignored_start: Int64s
+    ignored: Bools
+    output_start: Int64s
+    elements: Int64s
+    itemsize: Int64s
+    dtype: Int32s
+    shape: Int32s
+    rank: Int32s
+    by_size: Int32s
+    option_start: Int32s
+    option_input: Int32s
+    option_output: Int32s
+    option_identity: Bools
+    sizes: Int64s
 
 
 def signature_arrays(signatures: Sequence[Signature]) -> SignatureArrays:
@@ -235,10 +282,10 @@ def run_all(t: GraphArrays) -> Step:
     return Step(order=order, entry=entry, head=head, reads=reads.astype(np.int32))
 
 
-def list_reads(rows: Struct) -> list[list[tuple[int, int]]]:
-    """List the reads (row, output) of each row of `GraphArrays`, or of a similar struct."""
-    entries = list(zip(rows.read_row.tolist(), rows.read_output.tolist()))
-    return [entries[start:stop] for start, stop in zip(rows.read_start, rows.read_start[1:])]
+def list_reads(start: Int32s, row: Int32s, output: Int32s) -> list[list[tuple[int, int]]]:
+    """List the reads (row, output) of each row, given where those of each row start."""
+    entries = list(zip(row.tolist(), output.tolist()))
+    return [entries[first:last] for first, last in zip(start, start[1:])]
 
 
 def find_starts(counts: Array1) -> Int32s:

@@ -8,7 +8,7 @@ import numpy as np
 
 from memonger.planners.candidates import Point
 from memonger.support.kernels import Struct, constant
-from memonger.support.types import AnyArray
+from memonger.support.types import AnyArray, Doubles, Int64s, UInt64s
 
 SLOTS = 2**15  # plans in the memo of each annealing
 
@@ -17,6 +17,9 @@ class Archive(Struct):
     """The fastest plan of each size."""
 
     most_bytes: int
+    pools: Int64s
+    seconds: Doubles
+    states: AnyArray
 
     def points(self) -> Iterator[Point[AnyArray]]:
         """Yield copies of the archived plans, the smallest first."""
@@ -63,6 +66,11 @@ class Memo(Struct):
 
     An annealing has visited two fifths of its plans before. These are not evaluated again.
     """
+
+    keys: UInt64s
+    pools: Int64s
+    limits: Doubles
+    seconds: Doubles
 
 
 def empty_memo(slots: int = SLOTS) -> Memo:

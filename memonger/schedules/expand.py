@@ -155,7 +155,7 @@ def _refuse_blocked_sums(
 def _read_rows(work: Workload, mkldnn: bool) -> _RowFacts:
     """Return the facts about the rows of a workload."""
     training, t = work.training, work.training.arrays
-    reads = list_reads(t)
+    reads = list_reads(t.read_start, t.read_row, t.read_output)
     owner = [-1] * (2 * t.forward) + training.origin[2 * t.forward :].tolist()
     walk = [r for r in t.walk_row.tolist() if r >= 2 * t.forward]
     identities = (r for r in walk if training.ops[r] == HEAD_COPY and owner[r] < 0)
@@ -215,7 +215,7 @@ def find_unwritten_biases(training: TrainingGraph) -> set[RowEntry]:
     """
     # src/operator/nn/mkldnn/mkldnn_fully_connected.cc
     t = training.arrays
-    reads = list_reads(t)
+    reads = list_reads(t.read_start, t.read_row, t.read_output)
     walk = [row for row in t.walk_row.tolist() if row >= 2 * t.forward]
     read_counts = training.unmarked.reads
     unwritten = set()

@@ -12,10 +12,20 @@ shape too, because MKLDNN would convert a view of a blocked array.
 from __future__ import annotations
 
 from memonger.support.kernels import Struct
+from memonger.support.types import Bools, Int32s, Int64s
 
 
 class Rows(Struct):
     """The rows of a training step, each after the rows that it reads."""
+
+    signature: Int32s
+    source: Int32s
+    time: Int32s
+    read_start: Int32s
+    read_row: Int32s
+    read_output: Int32s
+    first: Int32s
+    latest: Int32s
 
 
 class NodeVariants(Struct):
@@ -24,7 +34,18 @@ class NodeVariants(Struct):
     rows: Rows
     forward: int
     again: int
+    variable: Int32s
+    operation_start: Int32s
+    operation_row: Int32s
+    head_row: Int32s
+    head_output: Int32s
 
 
 class Lifetimes(Struct):
     """The blocks of a training step, and their lifetimes."""
+
+    block: Int32s
+    start: Int32s
+    stop: Int32s
+    nbytes: Int64s
+    of_caller: Bools

@@ -106,7 +106,7 @@ def workload(
     if not operators:
         raise MemongerError("the network has no operators, so it has no schedule")
 
-    reads = list_reads(t)
+    reads = list_reads(t.read_start, t.read_row, t.read_output)
 
     def read(rows: Sequence[int]) -> tuple[int, ...]:
         """Return the distinct operators whose latest result these rows read."""

@@ -113,7 +113,8 @@ class TrainingStep(StepGraph):
     @cached_property
     def reads(self) -> list[list[RowEntry]]:
         """What each row reads."""
-        return list_reads(self.rows)
+        rows = self.rows
+        return list_reads(rows.read_start, rows.read_row, rows.read_output)
 
     @cached_property
     def output_blocks(self) -> list[int]:
@@ -283,7 +284,8 @@ def hold_for_autograd(parts: Parts, rows: Rows, signatures: Signatures) -> Rows:
     """
     if not parts.recorded and not parts.chained:
         return rows
-    reads, number = list_reads(rows), rows.signature.copy()
+    reads = list_reads(rows.read_start, rows.read_row, rows.read_output)
+    number = rows.signature.copy()
 
     def read_more(row: int, entries: Sequence[RowEntry], options: Options = ()) -> None:
         signature = signatures.all[number[row]]

@@ -15,12 +15,11 @@ import sys
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Tuple, TypeVar
+from typing import Any, Callable, ClassVar, Tuple, TypeVar
 
 import numpy as np
 
 from memonger.support.errors import MemongerError
-from memonger.support.types import AnyArray
 
 Value = Any  # type: ignore[misc]  # an argument or a result, whose type a header names
 
@@ -70,9 +69,9 @@ S = TypeVar("S", bound="Struct")
 class Struct(Tuple[Value, ...]):
     """Base class of structs: a subclass is the struct of the same name in a header.
 
-    The header says what the fields mean. They are passed in order or by name. A subclass annotates
-    fields that are not arrays. Arrays must be C-contiguous. Compiled code reads and writes them in
-    place, and the tuple keeps them alive.
+    A subclass annotates its fields, and the header says what they mean. They are passed in order or
+    by name. Arrays must be C-contiguous. Compiled code reads and writes them in place, and the
+    tuple keeps them alive.
     """
 
     classes: ClassVar[dict[str, type[Struct]]] = {}
@@ -105,10 +104,6 @@ class Struct(Tuple[Value, ...]):
     def replace(self: S, **changes: object) -> S:
         """Return a copy with other values of some fields."""
         return type(self)(**{**dict(zip(self.fields, self)), **changes})
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> AnyArray: ...
 
 
 class _Compiled:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     Int8s = Array[np.int8]
     Int32s = Array[np.int32]
     Int64s = Array[np.int64]
+    UInt64s = Array[np.uint64]
     Floats = Array[np.float32]
     Doubles = Array[np.float64]
 

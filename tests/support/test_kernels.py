@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import memonger.planners.marks.search  # for its structs, and those of all that it imports
+import memonger.planners.trees.search  # noqa: F401
 from memonger.planners.annealing import Archive, empty_archive
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import Struct, compiled, constant
@@ -35,6 +37,18 @@ REFUSED = {
     "Archive has the fields": lambda: Archive(KEY, KEY),
     "pools must be an array of int64, not int32": lambda: Archive(1, KEY, np.zeros(3), KEY),
 }
+
+
+#: Type in C -> its annotation in Python; other types have the same name.
+ANNOTATIONS = {"int64_t": "int", "double": "float", "Bytes": "AnyArray"}
+
+
+@pytest.mark.parametrize("kind", Struct.classes)
+def test_the_fields_of_a_struct_are_those_of_its_header(kind: str) -> None:
+    """They are annotated in the order in which compiled code finds them."""
+    struct = Struct.classes[kind]
+    of_header = [(name, ANNOTATIONS.get(of, of)) for name, of in struct.fields.items()]
+    assert list(struct.__annotations__.items()) == of_header
 
 
 @pytest.mark.parametrize("message", REFUSED)
@@ -81,7 +95,7 @@ def test_no_memory_is_an_error() -> None:
     printed = run_code("""
 import resource
 import numpy as np
-from memonger.support.kernels import compiled
+from memonger.support.kernels import Struct, compiled
 
 key, limits = np.array([1, 0, 1], dtype=np.int32), resource.getrlimit(resource.RLIMIT_AS)
 compiled.group_by_key(key, 2)
@@ -124,7 +138,7 @@ def copied(folder: Path) -> Path:
 CALLED = """
 import sys
 import numpy
-from memonger.support.kernels import compiled
+from memonger.support.kernels import Struct, compiled
 sys.path[:] = sys.argv[1:]
 compiled.group_by_key(numpy.zeros(2, "int32"), 1)
 """

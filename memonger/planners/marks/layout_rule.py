@@ -27,7 +27,7 @@ from memonger.graph.arrays import Step
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.training import TrainingGraph
 from memonger.support.kernels import Struct, compiled
-from memonger.support.types import Bools, Int64s
+from memonger.support.types import Bools, Int32s, Int64s
 
 
 class LayoutRule(Struct):
@@ -35,6 +35,10 @@ class LayoutRule(Struct):
 
     active: bool
     layouts: LayoutArrays
+    read_layout: Int64s
+    output_layout: Int64s
+    place: Int32s
+    matters: Bools
 
 
 #: The rule for networks in which no plan can change a layout that matters.

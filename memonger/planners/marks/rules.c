@@ -3,7 +3,7 @@
 /* The nodes of a mask that the rules keep. apply_rules gives its memory back. */
 typedef struct {
     const GraphArrays *t;
-    const Facts *facts;
+    const GradientArrays *facts;
     const bool *mask;
     bool *kept;
     bool any;
@@ -19,7 +19,7 @@ static void keep(Keeping *k, int64_t node)
 static void keep_unread(Memory *memory, Keeping *k, const RuleArrays *r, const Step *step)
 {
     const GraphArrays *t = k->t;
-    const Facts *f = k->facts;
+    const GradientArrays *f = k->facts;
     const bool *held = f->held.at, *own_output = f->own_output.at;
     int64_t n = t->forward;
     bool *copied = ZEROS(memory, bool, n);
@@ -55,7 +55,7 @@ static void keep_unread(Memory *memory, Keeping *k, const RuleArrays *r, const S
 /* Keeps the node of a forward row or of a copy, and its readers. */
 static void keep_around(Keeping *k, int64_t row)
 {
-    const Facts *facts = k->facts;
+    const GradientArrays *facts = k->facts;
     if (row >= 2 * k->t->forward)
         return;
     int64_t x = row % k->t->forward;
@@ -69,7 +69,7 @@ static void keep_around(Keeping *k, int64_t row)
  * nodes around the row and its inputs. */
 static void keep_holder(Keeping *k, int64_t row, int64_t place)
 {
-    const Facts *facts = k->facts;
+    const GradientArrays *facts = k->facts;
     const int32_t *read_row = k->t->read_row.at;
     int32_t first = k->t->read_start.at[row], last = k->t->read_start.at[row + 1];
     int64_t n = k->t->forward, holder = -1;

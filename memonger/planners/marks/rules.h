@@ -20,12 +20,12 @@ typedef struct {
     Int64s reader;           /* by input: the node that reads it */
     Bools passes;            /* by input: whether its gradient is not always zero */
     Bools held;              /* by input: whether the gradient reads it */
-} Facts;
+} GradientArrays;
 
 /* The rules for one training graph. */
 typedef struct {
     GraphArrays arrays;
-    Facts facts;
+    GradientArrays facts;
     Bools allowed;  /* by node: whether it may be recomputed */
     Bools tolerant; /* by node: whether it may be recomputed without a reader */
     bool fusion;    /* whether pointwise fusion may be on */

@@ -49,7 +49,7 @@ from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import Struct, compiled
-from memonger.support.types import Bools
+from memonger.support.types import Bools, Int32s, Int64s
 
 BLOCK = 16  # the most channels in a block of MKLDNN's
 
@@ -148,7 +148,7 @@ class Rules:
         start, read = compiled.group_by_key(training.arrays.read_row[: len(reader)], n)
         return RuleArrays(
             arrays=training.arrays,
-            facts=Facts(
+            facts=GradientArrays(
                 own_output=np.array([f.own_output for f in facts], dtype=np.bool_),
                 follows=np.array([f.follows for f in facts], dtype=np.bool_),
                 any_gradient=np.array([bool(f.passes) for f in facts], dtype=np.bool_),
@@ -241,16 +241,28 @@ class NoRules(Rules):
         return []
 
 
-class Facts(Struct):
+class GradientArrays(Struct):
     """`GradientFacts` as arrays."""
+
+    own_output: Bools
+    follows: Bools
+    any_gradient: Bools
+    read_start: Int32s
+    read: Int32s
+    reader: Int64s
+    passes: Bools
+    held: Bools
 
 
 class RuleArrays(Struct):
     """The rules for one training graph."""
 
     arrays: GraphArrays
-    facts: Facts
+    facts: GradientArrays
+    allowed: Bools
+    tolerant: Bools
     fusion: bool
+    same: Int64s
     layouts: LayoutRule
 
 

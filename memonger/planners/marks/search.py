@@ -40,6 +40,14 @@ class Space(Struct):
     """The plans that the search considers, and how a state encodes one."""
 
     rules: RuleArrays
+    match_ranges: Int64s
+    after: Int64s
+    keep_start: Int64s
+    keep: Int64s
+    forced: Bools
+    saved: Int64s
+    identities: Int64s
+    seconds: Doubles
 
 
 class Phase(NamedTuple):

@@ -31,6 +31,8 @@ class Problem(Struct):
     steps: Steps
     variants: NodeVariants
     signatures: SignatureArrays
+    gradients: Int64s
+    node: Int32s
     views: bool
     one_pass: float
 

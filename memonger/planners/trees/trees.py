@@ -22,7 +22,7 @@ import numpy as np
 
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import Struct, constant
-from memonger.support.types import Int32s
+from memonger.support.types import Bools, Doubles, Int32s
 
 LEAF = constant("LEAF")  # instead of a cut: the segment is not divided
 LAZY = constant("LAZY")  # the flag of a lazy leaf
@@ -37,6 +37,19 @@ MOST_NODES = constant("MOST_NODES")  # limit of the nodes of a tree, for each op
 
 class Steps(Struct):
     """The forward operators of a network, by position in the execution order."""
+
+    read_start: Int32s
+    read: Int32s
+    want_start: Int32s
+    want: Int32s
+    last: Int32s
+    first_want: Int32s
+    heads: Int32s
+    pinned: Bools
+    gradient: Bools
+    costly: Bools
+    work: Doubles
+    forced: Bools
 
 
 def fewest_states(steps: int, repeats: int) -> int:
