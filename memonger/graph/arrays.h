@@ -32,7 +32,8 @@ typedef struct {
     int64_t outputs;                          /* how many heads are outputs of the network */
     /* The rows of ``first`` are the forward pass. walk_row then lists gradient rows in execution
      * order. Before each gradient, which is part of that of the operator walk_owner, it lists the
-     * forward nodes that the gradient reads. If such a node is recomputed, its copy runs there. */
+     * forward nodes that the gradient reads. If such a node is recomputed, its copy runs there. All
+     * are empty if the rows run in the order of their numbers (a schedule; ``forward`` is 0). */
     Int32s first, walk_row, walk_owner;
     Int32s before_start, before_row; /* by forward row: the operators that must have run before */
 } GraphArrays;
@@ -73,7 +74,6 @@ KERNEL void walk(
 /* Finds the rows that run if these forward nodes are recomputed, and the entries that they read.
  *
  * Forward nodes run first. A copy runs where the walk through the gradients
- * (``GraphArrays.walk_row``) first reaches it; this walk is the same for every plan. ``recomputed``
- * is empty if the graph has no copies (``forward`` is 0).
+ * (``GraphArrays.walk_row``) first reaches it; this walk is the same for every plan.
  */
 KERNEL void find_step(Memory *memory, const GraphArrays *t, Bools recomputed, Step *step);

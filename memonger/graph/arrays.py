@@ -182,93 +182,116 @@ def signature_arrays(signatures: Sequence[Signature]) -> SignatureArrays:
     )
 
 
-def graph_arrays(
+def row_arrays(
     signatures: Sequence[Signature],
     number: Int32s,
-    reads: Sequence[Int32s],
-    heads: Sequence[Int32s],
+    *,
+    read_start: Int32s,
+    read_row: Int32s,
+    read_output: Int32s,
+    read_owner: Int32s,
+    head_row: Int32s,
+    head_output: Int32s,
+    head_owner: Int32s,
     outputs: int,
-    waits: Sequence[Int32s] | None = None,
-    forward: int = 0,
 ) -> GraphArrays:
-    """Return the arrays of a training graph.
+    """Return the arrays of a training step whose rows run in the order of their numbers.
 
     Parameters
     ----------
     signatures : sequence of Signature
-        The signatures that rows refer to.
+        The signatures to which rows refer.
     number : array of int32, (rows,)
         The signature of each row.
-    reads : arrays of int32, (rows + 1,) and 3 of (reads,)
-        Where the reads of each row start; columns of `Read`.
-    heads : 3 arrays of int32, (heads,)
-        Columns of `Read`.
+    read_start : array of int32, (rows + 1,)
+        Where the reads of each row start.
+    read_row, read_output, read_owner : array of int32, (reads,)
+        The columns of each `Read`.
+    head_row, head_output, head_owner : array of int32, (heads,)
+        The columns of each head, as a `Read`: of the outputs of the network, then of gradients.
     outputs : int
-        How many heads are outputs of the network; the others are gradients.
-    waits : arrays of int32, (rows + 1,) and 2 of (waits,), or None
-        Control dependencies: where those of each row start; rows, owners. With None all rows run in
-        the order of their numbers.
-    forward : int
-        How many forward rows there are. Their copies follow them.
+        How many heads are outputs of the network.
     """
-    s, rows = signature_arrays(signatures), len(number)
-    read_start, read_row, read_output, read_owner = reads
-    head_row, head_output, head_owner = heads
+    s, nothing = signature_arrays(signatures), np.zeros(0, dtype=np.int32)
     variable = s.variable[number]
     output_start = find_starts(np.diff(s.output_start)[number])
     output_type, maker = gather(s.output_start, number)
     itemsize, rank, dtype = s.itemsize[output_type], s.rank[output_type], s.dtype[output_type]
     ignored = s.ignored[gather(s.ignored_start, number)[0]]
-    there = read_row != LEFT_OUT
-    read_entry = np.where(there, output_start[read_row] + read_output, 0)
+    pooled = (read_row != LEFT_OUT) & ~variable[read_row]
     # The in-place options that can apply.
     option, taker = gather(s.option_start, number)
     read = read_start[taker] + s.option_input[option]
     output = output_start[taker] + s.option_output[option]
-    entry = read_entry[read]
+    entry = np.where(pooled[read], output_start[read_row[read]] + read_output[read], 0)
     identity = s.option_identity[option] & (dtype[entry] == dtype[output])
-    fits = there[read] & ~variable[read_row[read]] & (identity | s.reads[number[taker]])
+    fits = pooled[read] & (identity | s.reads[number[taker]])
     fits &= (rank[entry] == rank[output]) & (itemsize[entry] == itemsize[output])
-    read = read[fits]
-    first, start = np.arange(rows, dtype=np.int32), np.zeros(1, dtype=np.int32)
-    before_row = walk_row = walk_owner = first[:0]
-    if waits is not None:  # rows run in depth-first order, each after the rows that it reads
-        reader = np.append(find_owners(read_start)[there], find_owners(waits[0]))
-        before = np.argsort(reader, kind="stable")
-        start = find_starts(np.bincount(reader, minlength=rows))
-        before_row = np.append(read_row[there], waits[1])[before]
-        graph = start, before_row, np.append(read_owner[there], waits[2])[before]
-        first, _ = compiled.walk(0, *graph, head_row[:outputs], head_owner[:outputs])
-        gradients = head_row[outputs:], head_owner[outputs:]
-        walk_row, walk_owner = compiled.walk(forward, *graph, *gradients)
-        needed = (walk_row >= forward) | ((walk_owner != KEPT) & ~variable[walk_row])
-        walk_row, walk_owner = walk_row[needed], walk_owner[needed]
     return GraphArrays(
-        forward=forward,
+        forward=0,
         variable=variable,
         read_start=read_start,
         read_row=read_row,
         read_output=read_output,
         read_owner=read_owner,
         read_ignored=ignored,
-        read_holds=there & ~variable[read_row] & ~ignored,
+        read_holds=pooled & ~ignored,
         output_start=output_start,
         elements=s.elements[output_type],
         itemsize=itemsize,
         rank=rank,
         sizes=s.sizes,
         by_size=s.by_size[output_type] + output_start[maker],
-        inplace_start=find_starts(np.bincount(taker[fits], None, rows)),
-        inplace_read=read,
+        inplace_start=find_starts(np.bincount(taker[fits], None, len(number))),
+        inplace_read=read[fits],
         inplace_output=output[fits],
         inplace_identity=identity[fits],
         head_row=head_row,
         head_output=head_output,
         head_owner=head_owner,
         outputs=outputs,
+        first=nothing,
+        walk_row=nothing,
+        walk_owner=nothing,
+        before_start=np.zeros(1, dtype=np.int32),
+        before_row=nothing,
+    )
+
+
+def order_rows(
+    t: GraphArrays, forward: int, *, wait_start: Int32s, wait_row: Int32s, wait_owner: Int32s
+) -> GraphArrays:
+    """Return the arrays of a training graph, whose rows run depth first from the heads.
+
+    Each row runs after those that it reads, and those that it waits for.
+
+    Parameters
+    ----------
+    t : GraphArrays
+        The arrays of its rows (`row_arrays`).
+    forward : int
+        How many forward rows there are. Their copies follow them.
+    wait_start : array of int32, (rows + 1,)
+        Where the control dependencies of each row start.
+    wait_row, wait_owner : array of int32, (waits,)
+        The row for which each of them waits, and its owner, as in a `Read`.
+    """
+    there, rows = t.read_row != LEFT_OUT, len(t.variable)
+    reader = np.append(find_owners(t.read_start)[there], find_owners(wait_start))
+    before = np.argsort(reader, kind="stable")
+    start = find_starts(np.bincount(reader, minlength=rows))
+    before_row = np.append(t.read_row[there], wait_row)[before]
+    before_owner = np.append(t.read_owner[there], wait_owner)[before]
+    outputs, gradients = slice(t.outputs), slice(t.outputs, None)
+    graph = start, before_row, before_owner
+    first, _ = compiled.walk(0, *graph, t.head_row[outputs], t.head_owner[outputs])
+    row, owner = compiled.walk(forward, *graph, t.head_row[gradients], t.head_owner[gradients])
+    needed = (row >= forward) | ((owner != KEPT) & ~t.variable[row])
+    return t.replace(
+        forward=forward,
         first=first,
-        walk_row=walk_row,
-        walk_owner=walk_owner,
+        walk_row=row[needed],
+        walk_owner=owner[needed],
         before_start=start[: forward + 1],
         before_row=before_row[: start[forward]],
     )

@@ -20,9 +20,9 @@ from memonger.graph.arrays import (
     Signatures,
     find_starts,
     gather,
-    graph_arrays,
     join_columns,
     list_reads,
+    row_arrays,
     run_all,
     signature_arrays,
 )
@@ -232,8 +232,6 @@ def make_step(parts: Parts, rows: Rows, signatures: Sequence[Signature]) -> Trai
     outputs = len(heads)
     heads += [(int(rows.latest[variant]), k) for variant, k in parts.written]
     head_row, head_output = np.array(heads, dtype=np.int32).T.copy()
-    kept = np.full(max(len(rows.read_row), len(heads)), KEPT, dtype=np.int32)
-    reads = rows.read_start, rows.read_row, rows.read_output, kept[: len(rows.read_row)]
     views, packed = not parts.mkldnn, signature_arrays(signatures)
     of_heads = head_row, head_output, outputs
     *_, alive = compiled.lifetimes(packed, rows, *of_heads, views, ALIGNMENT)
@@ -249,8 +247,17 @@ def make_step(parts: Parts, rows: Rows, signatures: Sequence[Signature]) -> Trai
     return TrainingStep(
         graph=training.graph,
         settings=training.settings,
-        arrays=graph_arrays(
-            signatures, rows.signature, reads, (head_row, head_output, kept[: len(heads)]), outputs
+        arrays=row_arrays(
+            signatures,
+            rows.signature,
+            read_start=rows.read_start,
+            read_row=rows.read_row,
+            read_output=rows.read_output,
+            read_owner=np.full_like(rows.read_row, KEPT),
+            head_row=head_row,
+            head_output=head_output,
+            head_owner=np.full_like(head_row, KEPT),
+            outputs=outputs,
         ),
         signatures=of_rows,
         names=names,
