@@ -62,8 +62,9 @@ if not hasattr(os, "fork"):
 BY_TOOLS = {
     "uv-receipt.toml": "in the clone of memonger, uv tool install --python 3.12 --with "
     "mxnet==1.9.1 . (for an NVIDIA GPU --with mxnet-cu112==1.9.1 '.[cu112]')",
-    "pipx_metadata.json": "pipx inject memonger mxnet==1.9.1 --pip-args=--no-deps (for an NVIDIA "
-    "GPU mxnet-cu112==1.9.1, after pipx install '.[cu112]' in the clone of memonger)",
+    "pipx_metadata.json": "in the clone of memonger, pipx install --force '.[cpu]' && pipx inject "
+    "memonger mxnet==1.9.1 --pip-args=--no-deps (for an NVIDIA GPU '.[cu112]' and "
+    "mxnet-cu112==1.9.1)",
 }
 BY_PIP = (
     "in the clone of memonger, pip install '.[cpu]' && pip install --no-deps mxnet==1.9.1 (for an "
@@ -323,6 +324,8 @@ def _explain(error: BaseException) -> str:
             f"MXNet for aarch64 needs {of_arm[0]} of the Arm Performance Libraries, which are "
             "not in its wheel; install them from Arm, and add their folder to LD_LIBRARY_PATH"
         )
+    if isinstance(error, ModuleNotFoundError):
+        return f"MXNet ({build}) needs {error.name}, which is not installed; {INSTALL}"
     package = f"; apt-get install {library.replace('.so.', '')}" if library else ""  # on Debian
     reason = f"{type(error).__name__}: {error}{package}"
     where = _where_there_is_a_wheel()

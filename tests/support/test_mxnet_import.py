@@ -45,6 +45,14 @@ def without(library: str) -> str:
         ("mxnet", without("libarmpl_lp64_mp.so"), ["Arm Performance", "LD_LIBRARY_PATH"]),
         ("mxnet", without("libodd.so.3"), ["cannot be imported", "libodd.so.3"]),
         ("mxnet", "import numpy; numpy.no_such_name", ["cannot be imported", "no_such_name"]),
+        (
+            "mxnet",
+            "import no_such_package",
+            [
+                "MXNet (mxnet) needs no_such_package, which is not installed; in the clone of "
+                "memonger, pip install '.[cpu]'"
+            ],
+        ),
         ("mxnet mxnet-cu112", "", ["installed over each other", "-y mxnet mxnet-cu112"]),
         *(
             ("mxnet", f"__version__ = {v!r}", [f"MXNet {v} is installed", "mxnet==1.9.1"])
@@ -140,9 +148,9 @@ def test_without_mxnet_the_extras_are_named(tmp_path: Path) -> None:
         ),
         (
             "pipx_metadata.json",
-            "MXNet is not installed; pipx inject memonger mxnet==1.9.1 --pip-args=--no-deps (for "
-            "an NVIDIA GPU mxnet-cu112==1.9.1, after pipx install '.[cu112]' in the clone of "
-            "memonger)",
+            "MXNet is not installed; in the clone of memonger, pipx install --force '.[cpu]' && "
+            "pipx inject memonger mxnet==1.9.1 --pip-args=--no-deps (for an NVIDIA GPU '.[cu112]' "
+            "and mxnet-cu112==1.9.1)",
         ),
     ],
 )
