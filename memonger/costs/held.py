@@ -5,8 +5,9 @@ that are trained, only ``RNN`` does. It is never recomputed (``ForwardGraph.why_
 changes these arrays. Operators of an executor share one temporary space of the device
 (``kTempSpace``), which is as large as the largest request (``src/resource.cc``). On a CPU the
 operators of a schedule, which are imperative, take turns at several (``MXNET_CPU_TEMP_COPY``). Of
-what MKLDNN's operators hold on a CPU, only copies of outputs are counted that MXNet has them write
-in place; not workspaces of ``RNN``, copies in other layouts, and scratch memory.
+what MKLDNN's operators hold on a CPU, copies of gradients that MXNet has them write in place are
+counted, and copies in other layouts (``layouts.count_copies``); not workspaces of ``RNN``, scratch
+memory, and the plain copies that other operators read.
 ``docs/how-it-works.md`` lists the operators whose source was read, and ``benchmarks/held.py``
 measures each.
 """

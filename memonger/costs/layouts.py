@@ -20,11 +20,19 @@ import numpy as np
 
 from memonger.graph.arrays import GraphArrays, Signature, Step
 from memonger.graph.operators.inplace import reads_overwritten
-from memonger.graph.operators.layouts import BY_SHAPE, layout_of_output, layouts_of_inputs
+from memonger.graph.operators.layouts import (
+    BY_SHAPE,
+    REORDERING,
+    REQUESTS_NONE,
+    copies_in_place,
+    count_reordered,
+    layout_of_output,
+    layouts_of_inputs,
+)
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import StepGraph, TrainingGraph
 from memonger.support.kernels import Struct, compiled, constant
-from memonger.support.types import AnyArray, Bools, Int8s, Int64s
+from memonger.support.types import AnyArray, Bools, Int8s, Int32s, Int64s
 
 PLAIN = constant("PLAIN")  # not laid out in blocks
 ANY_LAYOUT = constant("ANY_LAYOUT")  # in place of a required layout: none is required
@@ -88,6 +96,55 @@ def _find_facts(signature: Signature, data: Tensor | None) -> LayoutFacts:
     unaware = {*names} <= {"keeps"} and not reads_overwritten(op, attrs)
     depend = neither if unaware else layouts_of_inputs(op, attrs, inputs)
     return ([constant(name.upper()) for name in names], number, *depend)
+
+
+def count_copies(graph: StepGraph, run: Step, planned: Int32s, block: Int32s) -> tuple[int, int]:
+    """Count the bytes that a gradient of MKLDNN copies at most, in temporary space and beside it.
+
+    It copies what it writes in place, what it adds to, and what it reads in another layout.
+
+    Parameters
+    ----------
+    graph : StepGraph
+        The rows of a training step.
+    run : Step
+        Those that run, and what they read.
+    planned, block : array of int, (entries,)
+        The block of each entry before gradients are added in place, and after.
+
+    Returns
+    -------
+    tuple of int
+        Of a gradient that requests temporary space, and of one that requests none.
+    """
+    t, signatures, entry, owners = graph.arrays, graph.signatures, run.entry, graph.arrays.read_row
+    anything = np.zeros(0, dtype=np.int64)
+    layouts = find_layouts(graph)
+    written, read, *_ = compiled.lead_layouts(t, layouts, run, planned, block, anything, anything)
+    by_product = np.array([op == "_backward_FullyConnected" for op in graph.ops])  # of matrices
+    is_plain = (read == PLAIN) | (written[entry] == PLAIN) | by_product[owners]
+    requested, beside = 0, 0
+    for row in run.order[~t.variable[run.order]].tolist():
+        op, attrs, _, _, options, tensors = signatures[row]
+        if not op.startswith("_backward_") or not tensors or tensors[0].dtype != "float32":
+            continue
+        reads, outputs = (slice(*start[row : row + 2]) for start in (t.read_start, t.output_start))
+        copied = 0
+        if copies_in_place(op, attrs, tensors[0]) and block[outputs.start] >= 0:
+            places = [entry[reads.start + j] for j, k, _ in options if k == 0]
+            copied = tensors[0].nbytes * int(block[outputs.start] in block[places])
+        if op in REQUESTS_NONE:
+            beside = max(beside, copied)
+            continue
+        if op in REORDERING:
+            is_added = block[outputs] != planned[outputs]
+            copied += sum(tensor.nbytes for tensor, is_in in zip(tensors, is_added) if is_in)
+            pairs = zip(owners[reads].tolist(), t.read_output[reads].tolist())
+            inputs = [signatures[owner].tensors[k] for owner, k in pairs]
+            wants_data = bool(run.reads[outputs.start])
+            copied += count_reordered(op, attrs, inputs, is_plain[reads].tolist(), wants_data)
+        requested = max(requested, copied)
+    return requested, beside
 
 
 def find_mattering(training: StepGraph, layouts: LayoutArrays, step: Step) -> Bools:

@@ -52,6 +52,8 @@ def pool(training: TrainingGraph, recomputed: Bools, held: Held = NOTHING) -> Us
         step=training,
         order=step.order,
         entry=step.entry,
+        reads=step.reads,
+        planned=planned,
         block=block,
         pooled=np.ones(len(real), dtype=np.bool_),
         allocated=(real + 3) // 4 * 4,  # the arrays of the pool are of float32

@@ -12,10 +12,10 @@ from functools import cached_property
 import numpy as np
 
 from memonger.costs.held import FROM_HEAP, NOTHING, Held, round_for_gpu
+from memonger.costs.layouts import count_copies
 from memonger.costs.time.flops import count_forward_flops
-from memonger.graph.arrays import FORWARD, RECOMPUTED, find_owners
+from memonger.graph.arrays import FORWARD, RECOMPUTED, Step, find_owners
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.operators.layouts import REQUESTS_NONE, copies_in_place
 from memonger.graph.operators.recompute import GPU
 from memonger.graph.training import StepGraph, TrainingGraph
 from memonger.support.errors import MB
@@ -33,6 +33,8 @@ class Usage:
     step: StepGraph
     order: Int32s  # (runs,): the rows of the step that run, in execution order
     entry: Int32s  # (reads,): the entry that each read reads, if its row runs
+    reads: Int32s  # (entries,): how many reads and heads keep it alive
+    planned: Int32s  # (entries,): as ``block``, before gradients are added to others in place
     block: Int32s  # (entries,): the block of each entry; negative: none
     pooled: Bools  # (blocks,): whether the block is in the pool, and no array of the caller
     allocated: Int64s  # (arrays,): the bytes of each array of the pool, with real sizes of elements
@@ -111,26 +113,19 @@ class Usage:
     def temporary_bytes(self) -> int:
         """The bytes of the temporary spaces of operators.
 
-        They depend on the plan, where MKLDNN copies what is written in place. Imperative operators
-        take turns at ``held.spaces``. The number of requests in a step is hardly ever a multiple of
-        that of spaces, so in time each space gets the largest request.
+        They depend on the plan, where MKLDNN copies. Imperative operators take turns at
+        ``held.spaces``. The number of requests in a step is hardly ever a multiple of that of
+        spaces, so in time each space gets the largest request.
         """
-        t, held, block, entry = self.step.arrays, self.held, self.block, self.entry
-        used, own = 0, 0  # by MKLDNN: of a temporary space; beside it
-        for row in self.order.tolist() if held.mkldnn else ():
-            op, attrs, _, _, options, tensors = self.step.signatures[row]
-            if not tensors or not copies_in_place(op, attrs, tensors[0]):
-                continue
-            b = block[t.output_start[row]]
-            reads = [entry[t.read_start[row] + j] for j, k, _ in options if k == 0]
-            if b >= 0 and b in block[reads]:
-                if op in REQUESTS_NONE:
-                    own = max(own, tensors[0].nbytes)
-                else:
-                    used = max(used, tensors[0].nbytes)
+        held, used, own = self.held, 0, 0
+        if held.mkldnn:
+            run = Step(
+                order=self.order, entry=self.entry, head=np.zeros(0, "int32"), reads=self.reads
+            )
+            used, own = count_copies(self.step, run, self.planned, self.block)
         # MKLDNN's operators request twice what the largest has used so far (``TmpMemMgr::Init`` in
         # ``src/operator/nn/mkldnn/mkldnn_base-inl.h``), so that half of it is never written.
-        largest = max(held.temporary, 2 * used if 2 * used <= FROM_HEAP else used)
+        largest = max(held.temporary, 2 * used if 2 * used < FROM_HEAP else used)
         return (held.spaces if self.is_arena else 1) * largest + own
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 from typing import Any
 
@@ -10,6 +12,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.costs.layouts import PLAIN, find_layouts
+from memonger.graph.operators.layouts import count_reordered
+from memonger.graph.operators.tensors import Tensor
 from memonger.support.cache import forget
 from memonger.support.kernels import compiled, constant
 from memonger.graph.training import training_graph
@@ -91,16 +95,20 @@ def test_the_remedies_are_named_where_nothing_is_left(caplog: pytest.LogCaptureF
 
 # ---------------------------------------------------------------- how convolutions lay out
 
+#: Trains each of the convolutions that are tried, between softmaxes: (forward, backward) pairs.
 CONVOLUTIONS = """
 import memonger, mxnet as mx
 for mb, ic, oc, size, kernel, stride, pad, groups in tried:
     x, w = mx.nd.ones((mb, ic, size, size)), mx.nd.ones((oc, ic // groups, kernel, kernel))
-    x.attach_grad()
+    x.attach_grad(), w.attach_grad()
     with mx.autograd.record():
         y = mx.nd.Convolution(x, w, kernel=(kernel, kernel), stride=(stride, stride),
                               pad=(pad, pad), num_filter=oc, num_group=groups, no_bias=True)
+    mx.nd.waitall()
+    mx.nd.softmax(mx.nd.ones((7, 7))).wait_to_read()
     y.backward()
     mx.nd.waitall()
+    mx.nd.softmax(mx.nd.ones((7, 7))).wait_to_read()
 """
 
 
@@ -135,20 +143,48 @@ def predicted(conv: Any) -> int:
     return int(layouts[t.output_start[training.ops.index("Convolution")]])
 
 
-@pytest.mark.parametrize(
-    "isa, blocks", [("AVX2", "aBcd8b"), pytest.param("ALL", "aBcd(8|16)b", marks=pytest.mark.late)]
-)
-def test_convolutions_lay_out_as_predicted(isa: str, blocks: str) -> None:
-    """What is said to be plain is plain, and what is said to be in the usual blocks is in them."""
-    tried = convolutions(150)
-    code = f"tried = {tried}" + CONVOLUTIONS
+@functools.lru_cache(maxsize=None)
+def log_of(isa: str, count: int = 150) -> list[str]:
+    """Train drawn convolutions elsewhere; what MKLDNN logs of each pass, forward and backward."""
+    code = f"tried = {convolutions(count)}" + CONVOLUTIONS
     printed = run_code(code, DNNL_VERBOSE="1", DNNL_MAX_CPU_ISA=isa)
+    passes = re.split(r".*exec,.*,softmax,.*", printed)
+    assert len(passes) == 2 * count + 1
+    return passes
+
+
+ISAS = ("AVX2", pytest.param("ALL", marks=pytest.mark.late))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_convolutions_lay_out_as_predicted(isa: str) -> None:
+    """What is said to be plain is plain, and what is said to be in the usual blocks is in them."""
     line_of_log = r"exec.*,convolution,.*forward_training.* dst_f32::blocked:(\w+)"
-    seen = re.findall(line_of_log, printed)
-    assert len(seen) == len(tried)
-    layouts = [predicted(conv) for conv in tried]
+    seen = [re.findall(line_of_log, log)[0] for log in log_of(isa)[:-1:2]]
+    layouts = [predicted(conv) for conv in convolutions(150)]
+    blocks = "aBcd8b" if isa == "AVX2" else "aBcd(8|16)b"
     assert all(layout == "abcd" for layout, said in zip(seen, layouts) if said == PLAIN)
     assert all(
         re.fullmatch(blocks, layout) for layout, said in zip(seen, layouts) if said == BLOCKS
     )
     assert layouts.count(PLAIN) > 30 and layouts.count(BLOCKS) > 15
+
+
+def test_gradients_of_convolutions_copy_what_is_counted() -> None:
+    """With AVX2 as with AVX512, but for one channel, and for groups of one with windows of one."""
+    counted = []
+    for conv, log in zip(convolutions(150), log_of("AVX2")[1::2]):
+        mb, ic, oc, size, kernel, stride, pad, groups = conv
+        out = (size + 2 * pad - kernel) // stride + 1
+        shapes = (mb, oc, out, out), (mb, ic, size, size), (oc, ic // groups, kernel, kernel)
+        attrs = {"num_group": str(groups)}
+        for name, width in (("kernel", kernel), ("stride", stride), ("pad", pad)):
+            attrs[name] = f"({width}, {width})"
+        tensors = [Tensor(shape, "float32") for shape in shapes]
+        copies = re.findall(r"exec,cpu,reorder,.*,([\dx]+),[^,]*\n", log)
+        seen = sum(4 * math.prod(map(int, dims.split("x"))) for dims in copies)
+        asked = "_backward_Convolution", attrs, tensors, [True] * 3, True
+        nbytes = count_reordered(*asked)
+        assert nbytes in (0, seen) or kernel == 1 < groups, conv
+        counted.append(nbytes > 0 or seen == 0)
+    assert counted.count(True) > 100

@@ -59,7 +59,15 @@ REQUESTS_NONE = frozenset(f"_backward_{op}" for op in _SOFTMAX)
 #: Number of inputs of Pooling's gradient -> the inputs that MKLDNN reads: the input of the Pooling,
 #: in whose layout it computes, and the workspace.
 _POOLING_READS = {3: (1,), 5: (2, 4)}
+#: Gradient -> the index of the input in whose layout MKLDNN computes it, besides that of Pooling.
+_LAID_OUT_AS = {"_backward_Activation": 1, "_backward_BatchNorm": 3, "_backward_LeakyReLU": 1}
 AXES = 4
+#: Gradients that MKLDNN computes in a layout of its choice, from copies where inputs have another.
+REORDERING = frozenset(
+    ("_backward_Convolution", "_backward_Deconvolution", "_backward_FullyConnected")
+    + ("_backward_Pooling", *_LAID_OUT_AS)
+)
+_RGB = 3  # channels of an image for which MKLDNN has kernels that read it plain
 
 
 def copies_in_place(op: str, attrs: Attributes, tensor: Tensor) -> bool:
@@ -73,6 +81,68 @@ def copies_in_place(op: str, attrs: Attributes, tensor: Tensor) -> bool:
         return axes <= AXES
     is_last = int(attrs.get("axis", "-1")) in (-1, axes - 1)
     return axes <= AXES and is_last and attrs.get("temperature", "None") == "None"
+
+
+def count_reordered(
+    op: str, attrs: Attributes, inputs: Sequence[Tensor], is_plain: Sequence[bool], wants_data: bool
+) -> int:
+    """Count the bytes that MKLDNN copies to another layout, at once, to compute a gradient.
+
+    They are in temporary space, and the same with AVX2 and with AVX512. Of tensors of other than 4
+    axes, and of unusual convolutions, they are not known.
+
+    Parameters
+    ----------
+    op, attrs : str, mapping
+        The gradient of an operator.
+    inputs : sequence of Tensor
+        What it reads.
+    is_plain : sequence of bool
+        Whether each of these is in the plain layout.
+    wants_data : bool
+        Whether it computes the gradient of the data.
+
+    Returns
+    -------
+    int
+        0 where it is not known, and for other operators.
+    """
+    # GetMKLDNNDataReorder, GetWeights and CreateMKLDNNWeightGrad, as they are called by the
+    # gradients in src/operator/nn/mkldnn
+    gradient, data = inputs[:2]
+    tensor = data if op == "_backward_FullyConnected" else gradient
+    if len(tensor.shape) != AXES or tensor.dtype != "float32":
+        return 0
+    if op in ("_backward_Convolution", "_backward_Deconvolution"):
+        return _count_of_convolution(op, attrs, inputs, is_plain, wants_data)
+    if op == "_backward_FullyConnected":
+        return 0 if is_plain[1] else data.nbytes
+    k = _POOLING_READS.get(len(inputs), (0,))[0] if op == "_backward_Pooling" else 0
+    k = _LAID_OUT_AS.get(op, k)
+    return gradient.nbytes if is_plain[0] and not is_plain[k] else 0
+
+
+def _count_of_convolution(
+    op: str, attrs: Attributes, inputs: Sequence[Tensor], is_plain: Sequence[bool], wants_data: bool
+) -> int:
+    """Count as `count_reordered` for a Convolution or a Deconvolution of tensors of `AXES` axes."""
+    gradient, data, weight = (tensor.nbytes for tensor in inputs[:3])
+    is_reverse, groups = op == "_backward_Deconvolution", int(attrs.get("num_group", "1"))
+    channels = inputs[1].shape[1], inputs[0].shape[1]
+    image, features = reversed(channels) if is_reverse else channels
+    if not _is_usual(attrs, inputs[0 if is_reverse else 1]):
+        return 0
+    if image == _RGB and groups == 1 and features % 8 == 0:
+        # Of the two gradients of a Convolution one reads plain and one blocks, needed or not.
+        return 2 * weight + data * is_plain[1] if is_reverse else weight + gradient
+    if any(k % 8 or (k // groups % 8 and k != groups) for k in channels):
+        return gradient * (not is_plain[0]) + data * (not is_plain[1])  # by products of matrices
+    if groups > 1 and groups == image and _tuple(attrs, "kernel") != (3, 3):
+        # Of one channel a group: the gradient of the data is made in blocks, the other is not.
+        return gradient + weight * wants_data + data * (not is_plain[1])
+    # That of the weight is made in blocks; that of groups is then laid out twice.
+    copied = weight * (1 + (groups > 1) + (wants_data or is_reverse))
+    return copied + gradient * is_plain[0] + data * is_plain[1]
 
 
 def layout_of_output(
@@ -167,13 +237,16 @@ def _convolution_layout(attrs: Attributes, tensor: Tensor, data: Tensor | None) 
         return "chosen"
     if channels % 8 and channels > 4:
         return "always_plain"
+    usual = channels % 16 == 0 and (data.shape[1] % 16 == 0 or data.shape[1] == _RGB)
+    return "usual" if usual and _is_usual(attrs, data) else "chosen"
+
+
+def _is_usual(attrs: Attributes, image: Tensor) -> bool:
+    """Return whether MKLDNN has the same kernels for a convolution as for most of them."""
     kernel, pad = _tuple(attrs, "kernel", 1, 1), _tuple(attrs, "pad", 0, 0)
-    usual = (
-        channels % 16 == 0
-        and (data.shape[1] % 16 == 0 or data.shape[1] == 3)
-        and max(kernel) <= 7
+    return (
+        max(kernel) <= 7
         and max(_tuple(attrs, "stride", 1)) <= 2
         and _tuple(attrs, "dilate", 1, 1) == (1, 1)
-        and all(2 * p < width <= size for p, width, size in zip(pad, kernel, data.shape[2:]))
+        and all(2 * p < width <= size for p, width, size in zip(pad, kernel, image.shape[2:]))
     )
-    return "usual" if usual else "chosen"
