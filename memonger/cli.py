@@ -145,12 +145,12 @@ def _check_places(options: Namespace) -> None:
     if options.output is not None:
         files.check_writable(options.output)
     if options.plot is not None:
-        from memonger.api.plot import check_picture
+        from memonger.show.plot import check_picture
 
         check_picture(options.plot)
     page = options.output if options.run is _report else options.report
     if page is not None:
-        from memonger.api.report import check_report
+        from memonger.show.report import check_report
 
         check_report(page)
     places = {name: getattr(options, name) for name in FILES if getattr(options, name) is not None}
@@ -292,10 +292,10 @@ def _keywords(options: Namespace) -> Keywords:
 def _as_data(result: object) -> Json:
     """Return a named tuple as a dict, and a Plan without its symbol, and those in them too."""
     if isinstance(result, memonger.Plan):
-        from memonger.api.plan import figures
+        from memonger.show.record import as_data
 
         schedule = result.schedule and result.schedule.operations.tolist()
-        return {**figures(result), "schedule": schedule}
+        return {**as_data(result), "schedule": schedule}
     if hasattr(result, "_asdict"):
         return {name: _as_data(value) for name, value in result._asdict().items()}
     return [_as_data(value) for value in result] if isinstance(result, tuple) else result

@@ -2,9 +2,8 @@
 
 from memonger import gluon
 from memonger.api.check import CheckReport, check
-from memonger.api.explain import Explanation, PlanExplanation, explain
 from memonger.api.frontier import Frontier, LargestBatch, frontier, largest_batch
-from memonger.api.plan import Plan, load_plan
+from memonger.api.plan import Plan
 from memonger.api.planning import (
     get_cost,
     make_mirror_plan,
@@ -13,8 +12,10 @@ from memonger.api.planning import (
     search_plan,
     search_plan_to_layer,
 )
+from memonger.api.saved import load_plan
 from memonger.graph.marks import unplan
 from memonger.scripts.session import Session, disable, enable
+from memonger.show.explain import Explanation, PlanExplanation, explain
 from memonger.support.errors import BudgetError, MemongerError
 from memonger.support.symbols import load
 

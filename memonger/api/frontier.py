@@ -7,17 +7,19 @@ import logging
 import math
 from dataclasses import replace
 from html import escape
-from typing import TYPE_CHECKING, Mapping, NamedTuple, NoReturn, Sequence, Tuple
+from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple, NoReturn, Sequence, Tuple
 
 import numpy as np
 
-from memonger.api import plot, report
 from memonger.api.plan import Plan, make_plan
-from memonger.api.report import KINDS, PLACING, Reported
 from memonger.graph.inputs import read_devices, read_pairs, trace
 from memonger.planners.candidates import Candidate, SearchResult, by_seconds, pareto_front
 from memonger.schedules.layouts import LayoutMismatch
+from memonger.show import plot
 from memonger.show.notebook import Page, write_table
+from memonger.show.record import KINDS, PLACING
+from memonger.show.report import check_report, ordered, write_report
+from memonger.show.text import describe, write_lines
 from memonger.solve.choose import (
     choose,
     choose_from,
@@ -28,7 +30,7 @@ from memonger.solve.choose import (
 )
 from memonger.solve.describe import format_bytes
 from memonger.solve.facts import Facts
-from memonger.solve.limits import Limits, bound_gpu, check_keywords, read_limits
+from memonger.solve.limits import Limits, bound_gpu, check_keywords, read_budget, read_limits
 from memonger.solve.network import Network, read_call, read_unplanned
 from memonger.solve.search import list_ways, predict_memory, search, search_by, settle
 from memonger.solve.selection import Selector
@@ -37,7 +39,7 @@ from memonger.support.checks import check_count
 from memonger.support.errors import BudgetError, MemongerError, TooLargeError, format_size
 from memonger.support.files import Path
 from memonger.support.parallel import progress_bar
-from memonger.support.types import Json, OpenShapes, Shapes, Symbol, SymbolOrBlock, Types
+from memonger.support.types import Amount, Json, OpenShapes, Shapes, Symbol, SymbolOrBlock, Types
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,17 +55,13 @@ MOST_BATCH = 2**20
 QUARTERS = 4  # steps of a report up to the batch that fits without a plan, and beyond it
 
 
-class Frontier(Reported, Tuple[Plan, ...]):
+class Frontier(Tuple[Plan, ...]):
     """Pareto-optimal plans in memory and time, the fastest first; prints as a table."""
 
     @property
     def interrupted(self) -> bool:
         """Whether the search was ended early (Ctrl-C), with the best plans until then."""
         return any(plan.interrupted for plan in self)
-
-    @property
-    def _plans(self) -> Sequence[Plan]:
-        return self
 
     def __str__(self) -> str:
         lines = ["      memory    share   added time recomputed   copies  plan"]
@@ -99,6 +97,23 @@ class Frontier(Reported, Tuple[Plan, ...]):
     def plot(self, file: Path | None = None) -> Figure:
         """Draw memory against the predicted time; ``file`` and result are as of `Plan.plot`."""
         return plot.plot_frontier(file, self)
+
+    def report(
+        self,
+        file: Path | None = None,
+        *,
+        others: Iterable[Plan] = (),
+        budget: Amount | None = None,
+        budget_of: str | None = None,
+        optimizer: object = None,
+        network: str = "net-symbol.json",
+    ) -> Page | None:
+        """Write a page of all plans, the fastest within the budget first, or else the smallest.
+
+        Arguments and result are as of `Plan.report`.
+        """
+        limit = read_budget(budget, budget_of, optimizer, self[0].request.ctx)
+        return write_report(file, ordered(self, others, limit, network))
 
 
 @trim_heap()
@@ -229,18 +244,17 @@ class LargestBatch(_Largest):
         return f"LargestBatch({batches}, plan={self.plan!r})"
 
     def __str__(self) -> str:
-        plan = self.plan
-        return f"{self._fits}\n{plan._describe(plan._explain_or_not(), self._most)}"
+        return f"{self._fits}\n{write_lines(describe(self.plan, self._most))}"
 
     def _repr_html_(self) -> str:
         lines = "<br>".join(map(escape, self._fits.splitlines()))
-        return f"<p>{lines}</p>{self.plan._write_html(self._most)}"
+        return f"<p>{lines}</p>{write_table([*describe(self.plan, self._most).items()])}"
 
     @property
     def _most(self) -> int:
         """The largest of all sizes that are printed, in bytes: they are in the unit of it."""
         budget = self._limits.budget
-        return max(self.plan._largest, 0 if budget is None else int(budget.amount))
+        return max(self.plan.largest_bytes, 0 if budget is None else int(budget.amount))
 
     @property
     def _fits(self) -> str:
@@ -266,8 +280,8 @@ class LargestBatch(_Largest):
         The others fit without one. Ctrl-C ends it, and no page is written. ``file``, ``network``
         and the result are as of `Plan.report`.
         """
-        report.check_report(file)
-        shown = report.ordered([self.plan], (), self._limits.budget, network)
+        check_report(file)
+        shown = ordered([self.plan], (), self._limits.budget, network)
         most, unplanned = self.batch, self.unplanned_batch
         batches = {max(1, unplanned * k // QUARTERS) for k in range(1, QUARTERS + 1)}
         batches |= {unplanned + (most - unplanned) * k // QUARTERS for k in range(1, QUARTERS)}
@@ -278,7 +292,7 @@ class LargestBatch(_Largest):
                 plans[batch] = make_plan(choose(facts, search(facts)))
                 if plans[batch].interrupted:
                     raise KeyboardInterrupt
-        return report.write_report(file, replace(shown, batches=plans))
+        return write_report(file, replace(shown, batches=plans))
 
 
 @trim_heap()

@@ -269,7 +269,7 @@ class PlannedOp:
                 grad_req={n: "write" if n in wanted else "null" for n in self._arguments},
                 **{"ctx": devices, **block.options},
             )
-        plan = replace(plan, of_block=True)  # without its replay: it may be large
+        plan = replace(plan, of_block=True)
         if not plan.is_used:
             return Decision(kind, plan)
         count = count_bytes(plan, self._inputs)

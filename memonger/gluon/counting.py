@@ -39,18 +39,18 @@ def count_bytes(plan: Plan, inputs: Collection[str]) -> Count:
     training = training_graph(graph, find_wanted(graph, request.grad_req))
     rows = training.arrays.walk_row.tolist()
     copies = [r for r in rows if training.ops[r] == HEAD_COPY and training.origin[r] == NO_NODE]
-    plain = plan.unplanned_bytes - sum(training.signatures[r].tensors[0].nbytes for r in copies)
+    plain = plan.before.pool_bytes - sum(training.signatures[r].tensors[0].nbytes for r in copies)
     heads = [(a, b) for a, b in graph.heads if a not in graph.arguments]
     outputs = sum(graph.tensors[a][b].nbytes for a, b in heads)
     if isinstance(symbol, ScheduledSymbol):
-        planned, mkldnn = plan.pool_bytes, has_mkldnn(request.device)
+        planned, mkldnn = plan.after.pool_bytes, has_mkldnn(request.device)
         step = symbol.find_step(forward_graph(symbol, request.spec), request.grad_req, mkldnn)
         together = replace(step, is_split=True).split_bytes + outputs
     else:
         tensors = {graph.nodes[a].name: graph.tensors[a][0] for a in graph.arguments}
         names = [name for name in inputs if name in tensors]
         names += [name for name in names if request.grad_req[name] != "null"]
-        planned = plan.pool_bytes + outputs + sum(tensors[name].nbytes for name in names)
+        planned = plan.after.pool_bytes + outputs + sum(tensors[name].nbytes for name in names)
         together = planned
     if planned >= plain:
         raise MemongerError(

@@ -16,7 +16,8 @@ import os
 import stat
 from pathlib import Path
 
-from memonger.api.plan import Plan, restore_plan
+from memonger.api.plan import Plan
+from memonger.api.saved import restore_plan
 from memonger.costs.time.measured import describe_device
 from memonger.solve.limits import Limits
 from memonger.solve.network import Network, fingerprint

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, Callable, Mapping, MutableMapping, Sequence
 
 from memonger.api.plan import Plan, make_plan
-from memonger.api.report import check_report, ordered, write_report
 from memonger.gluon.cached_op import PlannedBlock
 from memonger.gluon.counting import count_bytes
 from memonger.gluon.planning import plan_others
@@ -25,6 +24,7 @@ from memonger.scripts.checking import check_plan
 from memonger.scripts.log import SessionLog
 from memonger.scripts.optimizers import count_optimizer, find_of_block, find_of_fit
 from memonger.scripts.run import check_options
+from memonger.show.report import check_report, ordered, write_report
 from memonger.solve.choose import choose
 from memonger.solve.facts import Facts, measure
 from memonger.solve.limits import Budget, Lent, Limits
@@ -243,8 +243,7 @@ class Session:
         plan = plan_cache.read(file, network) if file is not None else None
         if plan is None:
             facts = Facts(network, limits, must_pay=limits.is_free)
-            # A copy, without its large replay.
-            plan = replace(make_plan(choose(facts, search(facts))))
+            plan = make_plan(choose(facts, search(facts)))
             if file is not None and not plan.interrupted:
                 try:
                     plan_cache.write(file, plan)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import random
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from memonger import MemongerError
 
 import networks
-from planned import run_python
+from planned import ROOT, run_python
 
 S = mx.sym
 
@@ -99,6 +101,26 @@ def test_a_loaded_plan_has_the_attributes_of_the_networks_variables(saved: Any) 
     again = memonger.load_plan(saved[1], network, IMAGES)
     assert again.symbol.attr_dict()["fc_weight"] == network.attr_dict()["fc_weight"]
     assert (again.schedule is None) == (saved[0].schedule is None)
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_a_file_of_before_is_read(how: str, tmp_path: Path) -> None:
+    """It lacks most figures of the network without a plan, which are predicted then."""
+    text = gzip.decompress((ROOT / f"tests/golden/plans/older-{how}.json.gz").read_bytes())
+    whole = json.loads(text)
+    figures = whole["plan"]["figures"]
+    figures["unplanned_bytes"] += 8  # than is predicted
+    whole["sha256"] = sha256(json.dumps(whole["plan"], sort_keys=True).encode()).hexdigest()
+    (tmp_path / "plan.json").write_text(json.dumps(whole))
+    plan = memonger.load_plan(tmp_path / "plan.json", residual(), IMAGES)
+    for name, value in figures.items():
+        told = getattr(plan, name)
+        assert (list(told) if isinstance(told, tuple) else told) == value, name
+    here = memonger.plan(residual(), IMAGES, how=how, patience=0.02).before
+    assert plan.before == here._replace(pool_bytes=here.pool_bytes + 8)
+    assert memonger.check(residual(), plan.symbol, IMAGES)
+    plan.save(tmp_path / "again.json")
+    assert memonger.load_plan(tmp_path / "again.json").before == plan.before
 
 
 def test_a_damaged_plan_file_is_refused_in_one_line(saved: Any, tmp_path: Path) -> None:

@@ -12,16 +12,16 @@ from memonger.costs.usage import Usage
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.show.groups import Group, Member, find_groups
 from memonger.show.notebook import write_table
+from memonger.show.record import PlanRecord
 from memonger.show.timeline import find_kept
 from memonger.solve.describe import NO_OPERATORS
 from memonger.solve.facts import measure, predict
+from memonger.solve.limits import ORIGINAL
 from memonger.solve.network import read_network
 from memonger.support.errors import format_size
 from memonger.support.types import Int64s, Shapes, SymbolOrBlock
 
 if TYPE_CHECKING:
-    from memonger.api.plan import Plan
-
     Writer = Callable[[Sequence[str], str, Sequence["Row"]], str]
     Row = Tuple[str, str, str, str]  # size of tensors, what becomes of them, which they are, why
 
@@ -290,15 +290,18 @@ class PlanExplanation(NamedTuple):
         return write(lines, "choice", rows)
 
 
-def explain_choices(plan: Plan, memory: Usage) -> PlanExplanation:
-    """Explain a Plan tensor by tensor: who reads it, and when, and which rule leaves no choice."""
+def explain_choices(plan: PlanRecord, memory: Usage) -> PlanExplanation:
+    """Explain a plan tensor by tensor: who reads it, and when, and which rule leaves no choice.
+
+    ``memory`` is that of a training step with the plan.
+    """
     nodes, peak = memory.graph.nodes, memory.peak
     starts = memory.step.arrays.output_start
     times = 1 + np.bincount(memory.recomputed, minlength=len(nodes))
     ours = [i for i, n in enumerate(nodes) if not n.is_inserted]
     late = len(nodes) if plan.request.until is None else ours[plan.request.until]
     kept = {ours[k] for k in plan.request.keep.nodes}
-    has_budget, word = "budget" in plan.options, "mark" if plan.planner == "chen2016" else "cut"
+    has_budget, word = "budget" in plan.options, "mark" if plan.planner == ORIGINAL else "cut"
     readers, negligible = _readers(memory), int(memory.live[peak]) / 1000
 
     def some(operators: Iterable[int]) -> str:

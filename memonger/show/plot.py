@@ -12,14 +12,13 @@ import numpy as np
 
 from memonger.costs.usage import Usage
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
+from memonger.show.record import PlanRecord
 from memonger.support import files
 from memonger.support.errors import MB, MemongerError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from memonger.api.plan import Plan
 
 #: Safe for colour-blind readers (Wong 2011, Nature Methods 8:441), and different in print.
 COLOURS = {
@@ -67,8 +66,8 @@ def _panel(axes: Axes, memory: Usage) -> None:
     axes.set_xlim(0, max(1, len(places) - 1))
 
 
-def plot_frontier(file: files.Path | None, plans: Sequence[Plan]) -> Figure:
-    """Draw Pareto-optimal Plans: the memory of their pools against the time that each adds."""
+def plot_frontier(file: files.Path | None, plans: Sequence[PlanRecord]) -> Figure:
+    """Draw Pareto-optimal plans: the memory of their pools against the time that each adds."""
     x = np.array([plan.pool_bytes for plan in plans]) / MB
     y = np.array([100 * plan.time_overhead for plan in plans])
     unplanned, colour = plans[0].unplanned_bytes / MB, COLOURS[FORWARD][1]

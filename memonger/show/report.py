@@ -13,27 +13,27 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
+from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from memonger import __version__
-from memonger.api.explain import Choice, find_results
 from memonger.costs.time.roofline import Times
 from memonger.costs.usage import Usage
+from memonger.graph.read import forward_graph
+from memonger.show.explain import Choice, explain_choices, find_results
 from memonger.show.groups import Member, find_groups
 from memonger.show.notebook import Page
+from memonger.show.record import KINDS, PLACING, PlanRecord
+from memonger.show.text import describe, write_lines
 from memonger.show.timeline import NONE, find_rows, list_alive, list_operators
-from memonger.solve.facts import count_state_bytes, find_times
-from memonger.solve.limits import OPTIONS, Budget, flag_of, read_budget
+from memonger.solve.facts import count_state_bytes, find_times, predict
+from memonger.solve.limits import OPTIONS, Budget, flag_of
 from memonger.solve.network import Network, read_structure
 from memonger.support import files
 from memonger.support.errors import MemongerError
 from memonger.support.symbols import read
-from memonger.support.types import Amount, Json
-
-if TYPE_CHECKING:
-    from memonger.api.plan import Plan
+from memonger.support.types import Json
 
 PAGE = Path(__file__).with_name("page")
 SCRIPTS = ("state.js", "timeline.js", "frontier.js", "batches.js", "table.js", "main.js")
@@ -43,78 +43,24 @@ MAX_TENSORS = 40_000  # that a page draws, of all plans
 MAX_REASONS = 40_000  # operators times plans; beyond it only the chosen plan shows reasons
 MAX_INPUTS = 6  # whose shapes are written out in a command, or that are listed
 OF_CALL = ("shapes", "type_dict", "grad_req")  # which a Gluon block's first call tells
-
-#: The kinds of plans, and their names for readers.
-KINDS = {
-    "none": "no plan",
-    "placed": "nothing recomputed, placed by memonger",
-    "marks": "marks",
-    "schedule": "schedule",
-    "original": "the original's plan",
-}
-PLACING = (
-    "placing alone saves memory, because memonger puts each tensor anywhere in one arena, and "
-    "MXNet does not split the blocks that it reuses"
-)
+#: Figures that a page shows.
+FIGURES = (
+    "pool_bytes unplanned_bytes peak_bytes device_bytes unplanned_device_bytes time_overhead "
+    "interrupted"
+).split()
+COUNTED = "kept recomputed copies".split()  # of which a page shows how many there are
 
 
 @dataclass(frozen=True)
 class Shown:
     """The content of a page."""
 
-    plans: Sequence[Plan]  # of one network, the fastest first
-    chosen: Plan  # that is shown first
+    plans: Sequence[PlanRecord]  # of one network, the fastest first
+    chosen: PlanRecord  # that is shown first
     budget: Mapping[str, Json] | None  # in bytes
     network: str  # the name of its file, or of a script's network
-    batches: Mapping[int, Plan] = field(default_factory=dict)  # by batch size
+    batches: Mapping[int, PlanRecord] = field(default_factory=dict)  # by batch size
     command: str | None = None  # that makes them, where they are not of a file
-
-
-class Reported:
-    """Base of what a page can be written of: a Plan, or several of one network."""
-
-    @property
-    def _plans(self) -> Sequence[Plan]:
-        raise NotImplementedError
-
-    def report(
-        self,
-        file: files.Path | None = None,
-        *,
-        others: Iterable[Plan] = (),
-        budget: Amount | None = None,
-        budget_of: str | None = None,
-        optimizer: object = None,
-        network: str = "net-symbol.json",
-    ) -> Page | None:
-        """Write a page of the plan: its figures, memory over the training step, the operators.
-
-        Of several plans it shows first the fastest within the budget, or else the smallest.
-
-        Parameters
-        ----------
-        file : str or path, optional
-            One HTML file. Without it nothing is written, and the page is returned.
-        others : iterable of Plan, optional
-            More plans of the same network at the same shapes, to be shown beside: those of a
-            `frontier`.
-        budget, budget_of, optimizer
-            Memory that is drawn as a line, as `memonger.plan` takes it.
-        network : str
-            The name of the network's file, for the commands that are shown.
-
-        Returns
-        -------
-        Page or None
-            A notebook shows it; None where there is a file.
-
-        Raises
-        ------
-        MemongerError
-            If plotly is not installed, or the file cannot be written.
-        """
-        limit = read_budget(budget, budget_of, optimizer, self._plans[0].request.ctx)
-        return write_report(file, ordered(self._plans, others, limit, network))
 
 
 def write_report(file: files.Path | None, shown: Shown) -> Page | None:
@@ -152,9 +98,12 @@ def check_report(file: files.Path | None) -> str:
 
 
 def ordered(
-    plans: Sequence[Plan], others: Iterable[Plan], budget: Budget | None, network: str
+    plans: Sequence[PlanRecord], others: Iterable[object], budget: Budget | None, network: str
 ) -> Shown:
-    """Choose the Plan to show first, and order all by time; check that they are of one network."""
+    """Choose the plan to show first, and order all by time; check that they are of one network.
+
+    Of several plans it is the fastest within the budget, or else the last.
+    """
     if not isinstance(network, str) or not network:
         raise MemongerError(f"network={network!r}: give the name of the network's file, a str")
     if not isinstance(others, Iterable):
@@ -167,7 +116,7 @@ def ordered(
     facts_of = attrgetter("pool_bytes", "recompute_overhead", "recomputed", "copies")
     distinct, facts = [*plans], {*map(facts_of, plans)}
     for number, plan in enumerate(others):
-        if type(plan) is not type(chosen):
+        if not isinstance(plan, PlanRecord):
             raise MemongerError(f"others: element {number} is {plan!r}; give Plans, as plan() does")
         _check_same(chosen, plan, number)
         if facts_of(plan) not in facts:
@@ -177,18 +126,19 @@ def ordered(
     return Shown(distinct, chosen, limit, network)
 
 
-def _limit(budget: Budget, plan: Plan) -> dict[str, Json]:
-    """Return the bytes that a budget leaves to a Plan, to the optimizer's state, and to CUDA."""
+def _limit(budget: Budget, plan: PlanRecord) -> dict[str, Json]:
+    """Return the bytes that a budget leaves to a plan, to the optimizer's state, and to CUDA."""
     if budget.of == "pool":
         limit = budget.limit(plan.unplanned_bytes)
         return {"of": "pool", "bytes": limit, "state": 0, "room": 0}
-    state = count_state_bytes(budget, plan._unplanned.graph, plan.request)
+    request = plan.request
+    state = count_state_bytes(budget, forward_graph(request.symbol, request.spec), request)
     whole = budget.limit(plan.unplanned_device_bytes + state)
     return {"of": "device", "bytes": whole - state, "state": state, "room": budget.room}
 
 
-def _check_same(plan: Plan, another: Plan, number: int) -> None:
-    """Make sure that two Plans are of one network at the same shapes, and timed for one device."""
+def _check_same(plan: PlanRecord, another: PlanRecord, number: int) -> None:
+    """Make sure that two plans are of one network at the same shapes, and timed for one device."""
     request, other = plan.request, another.request
     if request is other:
         return
@@ -209,24 +159,24 @@ def _check_same(plan: Plan, another: Plan, number: int) -> None:
 
 def data_of(shown: Shown) -> dict[str, Json]:
     """Collect the data of a page."""
-    chosen, request, unplanned = shown.chosen, shown.chosen.request, shown.chosen._unplanned
-    times = _predict_times(chosen)
+    chosen, unplanned = shown.chosen, predict(shown.chosen.request)
+    times = _predict_times(chosen, unplanned)
     operators = list_operators(unplanned, times)
 
-    def figures(plan: Plan) -> dict[str, Json]:
+    def facts(plan: PlanRecord) -> dict[str, Json]:
         command = command_of(plan, shown.network) if shown.command is None else shown.command
-        return {**_figures(plan), "command": command}
+        return {**_facts(plan), "command": command}
 
     # All sizes of a page have one unit, that of the largest.
-    sizes = [plan._largest for plan in (*shown.plans, *shown.batches.values())]
+    sizes = [plan.largest_bytes for plan in (*shown.plans, *shown.batches.values())]
     largest = max([*sizes, shown.budget["bytes"] if shown.budget else 0])
     most = MAX_TENSORS // (len(shown.plans) + 1)
     few = len(operators["name"]) * len(shown.plans) <= MAX_REASONS
     return {
         "version": __version__,
         "network": shown.network,
-        "inputs": _inputs(request),
-        "device": request.devices,
+        "inputs": _inputs(chosen.request),
+        "device": chosen.request.devices,
         "kinds": KINDS,
         "placing": PLACING,
         "largest": largest,
@@ -234,16 +184,16 @@ def data_of(shown: Shown) -> dict[str, Json]:
         "budget": shown.budget,
         "plans": [
             {
-                **figures(plan),
+                **facts(plan),
                 **_choices(plan, operators, largest, most, has_reasons=few or plan is chosen),
             }
             for plan in shown.plans
         ],
         "batches": [
             {
-                **figures(plan),
+                **facts(plan),
                 "batch": batch,
-                "step_seconds": float(_predict_times(plan).step),
+                "step_seconds": float(_predict_times(plan, predict(plan.request)).step),
             }
             for batch, plan in sorted(shown.batches.items())
         ],
@@ -263,11 +213,11 @@ def _inputs(request: Network) -> list[str]:
     return texts if few else [*texts[:2], f"{len(texts) - 2} more inputs"]
 
 
-def _predict_times(plan: Plan) -> Times:
+def _predict_times(plan: PlanRecord, unplanned: Usage) -> Times:
     """Predict the times of operators without the plan, as they were when it was made."""
     options = plan.options
     device = plan.request.find_timing_device(options.get("gpu"), bool(options.get("measure")))
-    return find_times(plan._unplanned.training, device)
+    return find_times(unplanned.training, device)
 
 
 def _groups(memory: Usage, operators: Mapping[str, Sequence[Json]]) -> list[str]:
@@ -281,7 +231,7 @@ def _groups(memory: Usage, operators: Mapping[str, Sequence[Json]]) -> list[str]
 
 
 def _choices(
-    plan: Plan,
+    plan: PlanRecord,
     operators: Mapping[str, Sequence[Json]],
     largest: int,
     most: int,
@@ -291,8 +241,8 @@ def _choices(
 
     ``largest`` is the largest size of the page, in bytes.
     """
-    memory, explanation = plan._memory, plan.explain()
-    nodes = memory.graph.nodes
+    memory = predict(plan.planned)
+    explanation, nodes = explain_choices(plan, memory), memory.graph.nodes
     rows, places, n = find_rows(memory.graph), find_results(memory), len(operators["name"])
     #: The fate of each tensor of an operator: k(ept), r(ecomputed), f(reed), or c: a copy is kept.
     fates, again_bytes = [""] * n, [0] * n
@@ -312,7 +262,7 @@ def _choices(
             again_bytes[row] += choice.nbytes
     again = rows[[node for node in memory.recomputed.tolist() if not nodes[node].is_inserted]]
     return {
-        "text": plan._describe(explanation, largest),
+        "text": write_lines(describe(plan, largest, explanation)),
         "sums": explanation.sums,
         "fates": fates,
         "again_bytes": again_bytes,
@@ -323,19 +273,15 @@ def _choices(
     }
 
 
-def _figures(plan: Plan) -> dict[str, Json]:
-    """Return the figures of a Plan by the names of its attributes, and the call that makes it."""
-    data = {k: v for k, v in vars(plan).items() if isinstance(v, (int, float, str))}
-    data.update({name: len(getattr(plan, name)) for name in ("kept", "recomputed", "copies")})
-    return {
-        "kind": plan.kind,
-        "figures": data,
-        "python": python_of(plan),
-    }
+def _facts(plan: PlanRecord) -> dict[str, Json]:
+    """Return the kind of a plan, its figures by the names of attributes, and the call it is of."""
+    data = {name: getattr(plan, name) for name in FIGURES}
+    data.update({name: len(getattr(plan, name)) for name in COUNTED})
+    return {"kind": plan.kind, "figures": data, "python": python_of(plan)}
 
 
-def keywords_of(plan: Plan) -> dict[str, Json]:
-    """Return the keywords with which `memonger.plan` makes a Plan of its network again."""
+def keywords_of(plan: PlanRecord) -> dict[str, Json]:
+    """Return the keywords with which `memonger.plan` makes a plan of its network again."""
     request = plan.request
     requests = {*request.grad_req.values()}
     nodes = read(request.symbol)["nodes"]
@@ -353,8 +299,8 @@ def keywords_of(plan: Plan) -> dict[str, Json]:
     return {name: value for name, value in keywords.items() if value not in usual}
 
 
-def python_of(plan: Plan) -> str:
-    """Write the line of Python that makes a Plan of its network or block, ``net``."""
+def python_of(plan: PlanRecord) -> str:
+    """Write the line of Python that makes a plan of its network or block, ``net``."""
     keywords = keywords_of(plan)
     texts = {name: repr(value) for name, value in keywords.items()}
     if not isinstance(keywords["ctx"], str):
@@ -373,8 +319,8 @@ def python_of(plan: Plan) -> str:
     return f"{call}({', '.join(['net', *(f'{k}={text}' for k, text in texts.items())])})"
 
 
-def command_of(plan: Plan, network: str) -> str:
-    """Write the command that makes a Plan; '' where the command lacks an option for it."""
+def command_of(plan: PlanRecord, network: str) -> str:
+    """Write the command that makes a plan; '' where the command lacks an option for it."""
     keywords = keywords_of(plan)
     shapes = keywords.get("shapes", {})
     if keywords.keys() - {*OPTIONS, "shapes"} or len(shapes) > MAX_INPUTS:
