@@ -296,6 +296,9 @@ def _as_data(result: object) -> Json:
 
         schedule = result.schedule and result.schedule.operations.tolist()
         return {**as_data(result), "schedule": schedule}
+    if isinstance(result, memonger.LargestBatch):
+        names = ("batch", "plan", "unplanned_batch")
+        return {name: _as_data(getattr(result, name)) for name in names}
     if hasattr(result, "_asdict"):
         return {name: _as_data(value) for name, value in result._asdict().items()}
     return [_as_data(value) for value in result] if isinstance(result, tuple) else result

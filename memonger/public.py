@@ -2,7 +2,7 @@
 
 from memonger import gluon
 from memonger.api.check import CheckReport, check
-from memonger.api.frontier import Frontier, LargestBatch, frontier, largest_batch
+from memonger.api.frontier import frontier, largest_batch
 from memonger.api.plan import Plan
 from memonger.api.planning import (
     get_cost,
@@ -12,6 +12,7 @@ from memonger.api.planning import (
     search_plan,
     search_plan_to_layer,
 )
+from memonger.api.results import Frontier, LargestBatch
 from memonger.api.saved import load_plan
 from memonger.graph.marks import unplan
 from memonger.scripts.session import Session, disable, enable
