@@ -8,7 +8,8 @@ import tempfile
 from typing import Iterator
 
 from memonger.api.check import check
-from memonger.api.plan import Plan, load_plan
+from memonger.api.plan import Plan
+from memonger.api.saved import load_plan
 from memonger.support.child import run_child
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
