@@ -123,11 +123,12 @@ static inline void plan_row(Pool *p, int32_t row)
     }
     for (int32_t m = first; m < last; m++)
         get_block(p, t->by_size.at[m]);
-    for (int32_t j = t->read_start.at[row]; j < t->read_start.at[row + 1]; j++)
-        if (t->read_holds.at[j])
-            free_read(p, entry[j], 1);
+    for (int32_t q = t->pooled_start.at[row]; q < t->pooled_start.at[row + 1]; q++)
+        if (t->read_holds.at[t->pooled_read.at[q]])
+            free_read(p, entry[t->pooled_read.at[q]], 1);
     for (int32_t out = first; out < last; out++)
-        free_read(p, out, 0);
+        if (!p->step->reads.at[out])
+            free_read(p, out, 0);
 }
 
 int64_t allocate(

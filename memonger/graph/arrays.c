@@ -92,34 +92,30 @@ static Int32s find_order(Memory *memory, const GraphArrays *t, const bool *recom
     return order;
 }
 
-/* Returns the entry of a read: of the copy if owner and row are both recomputed. */
-static inline int32_t find_entry(
-    const GraphArrays *t, const bool *recomputed, int32_t row, int32_t output, int32_t owner)
-{
-    if (row < 0) /* a variable that is left out */
-        return 0;
-    bool of_copy = owner != KEPT && recomputed[owner] && recomputed[row];
-    return t->output_start.at[of_copy ? row + t->forward : row] + output;
-}
-
 void find_step(Memory *memory, const GraphArrays *t, Bools recomputed, Step *step)
 {
-    const bool *mask = recomputed.at;
+    const bool *mask = recomputed.at, *holds = t->read_holds.at;
+    const int32_t *owner = t->read_owner.at, *read_row = t->read_row.at;
+    int32_t to_copy = t->output_start.at[t->forward]; /* from an entry to that of its copy */
     Int32s order = find_order(memory, t, mask);
-    Int32s entry = {ZEROS(memory, int32_t, t->read_row.count), t->read_row.count};
+    Int32s entry = int32s(memory, t->read_entry.count);
     Int32s head = int32s(memory, t->head_row.count);
-    Int32s reads = {ZEROS(memory, int32_t, t->elements.count), t->elements.count};
+    Int32s reads = int32s(memory, t->first_reads.count);
+    COPY(entry.at, t->read_entry.at, entry.count);
+    COPY(reads.at, t->first_reads.at, reads.count);
     for (int64_t h = 0; h < head.count; h++) {
-        int32_t row = t->head_row.at[h], output = t->head_output.at[h];
-        head.at[h] = find_entry(t, mask, row, output, t->head_owner.at[h]);
+        int32_t row = t->head_row.at[h], by = t->head_owner.at[h];
+        bool of_copy = by != KEPT && mask[by] && mask[row];
+        head.at[h] = t->output_start.at[row] + t->head_output.at[h] + (of_copy ? to_copy : 0);
         reads.at[head.at[h]]++;
     }
-    for (int64_t i = 0; i < order.count; i++) {
-        int32_t reader = order.at[i];
-        for (int32_t j = t->read_start.at[reader]; j < t->read_start.at[reader + 1]; j++) {
-            int32_t row = t->read_row.at[j], output = t->read_output.at[j];
-            entry.at[j] = find_entry(t, mask, row, output, t->read_owner.at[j]);
-            reads.at[entry.at[j]] += t->read_holds.at[j];
+    for (int64_t i = t->first.count; i < order.count; i++) {
+        int32_t row = order.at[i];
+        for (int32_t q = t->pooled_start.at[row]; q < t->pooled_start.at[row + 1]; q++) {
+            int32_t j = t->pooled_read.at[q], read = entry.at[j];
+            if (owner[j] != KEPT && mask[owner[j]] && mask[read_row[j]])
+                entry.at[j] = read += to_copy;
+            reads.at[read] += holds[j];
         }
     }
     *step = (Step){order, entry, head, reads};

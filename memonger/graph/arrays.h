@@ -17,8 +17,10 @@ typedef struct {
     int64_t forward; /* n */
     Bools variable;  /* by row */
     Int32s read_start, read_row, read_output, read_owner;
+    Int32s read_entry;  /* by read: its entry if nothing is recomputed; 0: none */
     Bools read_ignored; /* by read: whether it reads only the shape */
     Bools read_holds;   /* by read: whether it keeps memory alive: not ignored, not of a variable */
+    Int32s pooled_start, pooled_read; /* by row: its reads, but those of variables */
     Int32s output_start;
     Int64s elements, itemsize; /* by entry; bytes of one element */
     Int32s rank;               /* by entry: the index of its size in ``sizes`` */
@@ -34,14 +36,15 @@ typedef struct {
      * order. Before each gradient, which is part of that of the operator walk_owner, it lists the
      * forward nodes that the gradient reads. If such a node is recomputed, its copy runs there. All
      * are empty if the rows run in the order of their numbers (a schedule; ``forward`` is 0). */
-    Int32s first, walk_row, walk_owner;
+    Int32s first, first_reads; /* first_reads, by entry: how many of their reads keep it alive */
+    Int32s walk_row, walk_owner;
     Int32s before_start, before_row; /* by forward row: the operators that must have run before */
 } GraphArrays;
 
 /* The rows of a training graph that run for one set of recomputed operators. */
 typedef struct {
     Int32s order; /* these rows, in execution order */
-    Int32s entry; /* by read: the entry that it reads, perhaps of a copy; 0: it does not run */
+    Int32s entry; /* by read: the entry that it reads, perhaps of a copy, if its row runs */
     Int32s head;  /* by head: its entry */
     Int32s reads; /* by entry: how many reads and heads keep it alive */
 } Step;

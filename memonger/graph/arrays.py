@@ -78,8 +78,11 @@ class GraphArrays(Struct):
     read_row: Int32s
     read_output: Int32s
     read_owner: Int32s
+    read_entry: Int32s
     read_ignored: Bools
     read_holds: Bools
+    pooled_start: Int32s
+    pooled_read: Int32s
     output_start: Int32s
     elements: Int64s
     itemsize: Int64s
@@ -95,17 +98,11 @@ class GraphArrays(Struct):
     head_owner: Int32s
     outputs: int
     first: Int32s
+    first_reads: Int32s
     walk_row: Int32s
     walk_owner: Int32s
     before_start: Int32s
     before_row: Int32s
-
-    @property
-    def read_entry(self) -> Int32s:
-        """The entry of each read if nothing is recomputed, (reads,); 0 if it is LEFT_OUT."""
-        there = self.read_row != LEFT_OUT
-        entry = self.output_start[self.read_row] + self.read_output
-        return np.where(there, entry, 0).astype(np.int32)
 
     @property
     def head_entry(self) -> Int32s:
@@ -218,12 +215,14 @@ def row_arrays(
     output_type, maker = gather(s.output_start, number)
     itemsize, rank, dtype = s.itemsize[output_type], s.rank[output_type], s.dtype[output_type]
     ignored = s.ignored[gather(s.ignored_start, number)[0]]
-    pooled = (read_row != LEFT_OUT) & ~variable[read_row]
+    there = read_row != LEFT_OUT
+    pooled = there & ~variable[read_row]
+    read_entry = np.where(there, output_start[read_row] + read_output, 0).astype(np.int32)
     # The in-place options that can apply.
     option, taker = gather(s.option_start, number)
     read = read_start[taker] + s.option_input[option]
     output = output_start[taker] + s.option_output[option]
-    entry = np.where(pooled[read], output_start[read_row[read]] + read_output[read], 0)
+    entry = read_entry[read]
     identity = s.option_identity[option] & (dtype[entry] == dtype[output])
     fits = pooled[read] & (identity | s.reads[number[taker]])
     fits &= (rank[entry] == rank[output]) & (itemsize[entry] == itemsize[output])
@@ -234,8 +233,11 @@ def row_arrays(
         read_row=read_row,
         read_output=read_output,
         read_owner=read_owner,
+        read_entry=read_entry,
         read_ignored=ignored,
         read_holds=pooled & ~ignored,
+        pooled_start=np.append(0, np.cumsum(pooled))[read_start].astype(np.int32),
+        pooled_read=np.flatnonzero(pooled).astype(np.int32),
         output_start=output_start,
         elements=s.elements[output_type],
         itemsize=itemsize,
@@ -251,6 +253,7 @@ def row_arrays(
         head_owner=head_owner,
         outputs=outputs,
         first=nothing,
+        first_reads=nothing,
         walk_row=nothing,
         walk_owner=nothing,
         before_start=np.zeros(1, dtype=np.int32),
@@ -287,9 +290,12 @@ def order_rows(
     first, _ = compiled.walk(0, *graph, t.head_row[outputs], t.head_owner[outputs])
     row, owner = compiled.walk(forward, *graph, t.head_row[gradients], t.head_owner[gradients])
     needed = (row >= forward) | ((owner != KEPT) & ~t.variable[row])
+    runs_first = np.isin(find_owners(t.read_start), first)
+    first_reads = np.bincount(t.read_entry[t.read_holds & runs_first], minlength=len(t.elements))
     return t.replace(
         forward=forward,
         first=first,
+        first_reads=first_reads.astype(np.int32),
         walk_row=row[needed],
         walk_owner=owner[needed],
         before_start=start[: forward + 1],
