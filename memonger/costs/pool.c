@@ -70,19 +70,6 @@ typedef struct {
     int64_t bytes;
 } Pool;
 
-/* Gives the block of an input to an output that may be computed in place of it: the output is an
- * identity of it, or no other read of the block is to come. */
-static inline void take_over(Pool *p, int32_t out, int32_t input, bool identity)
-{
-    if (p->block[out] != UNASSIGNED || p->step->reads.at[out] == 0)
-        return;
-    int32_t block = p->block[input];
-    if (block >= 0 && (p->pending[block] == 1 || identity)) {
-        p->block[out] = block;
-        p->pending[block] += p->step->reads.at[out];
-    }
-}
-
 /* Gives a block to an output that has none. */
 static inline void get_block(Pool *p, int32_t out)
 {
@@ -118,8 +105,8 @@ static inline void plan_row(Pool *p, int32_t row)
     const int32_t *entry = p->step->entry.at;
     int32_t first = t->output_start.at[row], last = t->output_start.at[row + 1];
     for (int32_t q = t->inplace_start.at[row]; q < t->inplace_start.at[row + 1]; q++) {
-        int32_t input = entry[t->inplace_read.at[q]];
-        take_over(p, t->inplace_output.at[q], input, t->inplace_identity.at[q]);
+        int32_t input = entry[t->inplace_read.at[q]], out = t->inplace_output.at[q];
+        take_over(p->step->reads.at, p->block, p->pending, input, out, t->inplace_identity.at[q]);
     }
     for (int32_t m = first; m < last; m++)
         get_block(p, t->by_size.at[m]);

@@ -1,5 +1,7 @@
 #include "schedules/rows.h"
 
+#include "costs/pool.h"
+
 static Int32s filled(Memory *memory, int64_t count, int value)
 {
     Int32s array = int32s(memory, count);
@@ -124,7 +126,7 @@ int64_t lifetimes(
     }
     for (int64_t h = 0; h < head_row.count; h++) /* heads stay alive to the end */
         reads[first[head_row.at[h]] + head_output.at[h]]++;
-    FILL(block, -1, tensors);
+    FILL(block, UNASSIGNED, tensors);
     for (int32_t r = 0; r < count; r++) {
         int32_t k = rows->signature.at[r];
         int64_t tensor = s->output_start.at[k];
@@ -134,16 +136,15 @@ int64_t lifetimes(
         for (int32_t q = s->option_start.at[k]; q < s->option_start.at[k + 1]; q++) {
             int32_t j = rows->read_start.at[r] + s->option_input.at[q];
             int32_t source = rows->read_row.at[j], output = s->option_output.at[q];
-            int32_t out = first[r] + output, other = source < 0 ? 0 : rows->signature.at[source];
-            if (source < 0 || s->variable.at[other] || block[out] >= 0 || !reads[out])
+            int32_t other = source < 0 ? 0 : rows->signature.at[source];
+            if (source < 0 || s->variable.at[other])
                 continue;
-            int32_t input = rows->read_output.at[j], shared = block[first[source] + input];
+            int32_t input = rows->read_output.at[j];
             bool identity = s->option_identity.at[q];
-            if (!alike(s, s->output_start.at[other] + input, tensor + output, views)
-                || (!identity && !s->reads.at[k]) || (!identity && pending[shared] != 1))
-                continue;
-            block[out] = shared;
-            pending[shared] += reads[out];
+            if (alike(s, s->output_start.at[other] + input, tensor + output, views)
+                && (identity || s->reads.at[k]))
+                take_over(
+                    reads, block, pending, first[source] + input, first[r] + output, identity);
         }
         for (int32_t out = first[r]; out < first[r + 1]; out++, tensor++) {
             if (block[out] >= 0)
