@@ -194,7 +194,7 @@ class Usage:
         offset = block * len(order)
         alive = np.maximum.accumulate(offset + last[entries][line])
         in_place = alive[:-1] >= (offset + start[line])[1:]
-        chain = np.cumsum(np.append(True, ~in_place)) - 1
+        chain = np.cumsum(np.append(True, ~in_place)[: len(line)]) - 1
         stop = np.zeros_like(start)
         death = np.full(chain.max(initial=-1) + 1, -1)
         np.maximum.at(death, chain, last[entries][line])

@@ -228,3 +228,9 @@ def test_usage_tells_what_is_alive_when() -> None:
     assert (usage.count_live() // MB).tolist() == alive
     kinds = [usage.count_live(kind) for kind in (FORWARD, RECOMPUTED, BACKWARD)]
     assert np.array_equal(np.sum(kinds, axis=0), usage.count_live()) and kinds[1].any()
+
+
+def test_a_network_without_a_pool_has_no_tensors() -> None:
+    training = training_graph(forward(mx.sym.Variable("data"), {"data": (2, 2)}))
+    usage = pool(training, np.zeros(training.arrays.forward, dtype=np.bool_))
+    assert (len(usage.start), usage.peak_bytes, usage.pool_bytes) == (0, 0, 0)
