@@ -232,7 +232,7 @@ def run(name: str, is_planned: bool) -> None:
         if k == 0:
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     told = [0, 0]
-    for plan in session.plans if session else []:
+    for plan in session.plans if session and SCRIPTS[name][1] else []:
         told = [max(pair) for pair in zip(told, told_by(plan))]
     print(json.dumps([resident("VmHWM") - before, statistics.median(seconds[1:]), told]))
 

@@ -77,6 +77,11 @@ LAST_LAYERS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "none": (lambda x: x, IMAGE + WEIGHT),
     # A plain gradient in the blocks of its data, and the result in place.
     "relu": (lambda x: mx.sym.Activation(x, act_type="relu"), 2 * IMAGE),
+    # The same: gradients of products of matrices are plain.
+    "relu, FullyConnected": (
+        lambda x: mx.sym.FullyConnected(mx.sym.Activation(x, act_type="relu"), num_hidden=8),
+        2 * IMAGE,
+    ),
     # Plain data, and the result in place of it.
     "FullyConnected": (
         lambda x: mx.sym.FullyConnected(mx.sym.BatchNorm(x), num_hidden=8),

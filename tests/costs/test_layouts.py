@@ -188,3 +188,22 @@ def test_gradients_of_convolutions_copy_what_is_counted() -> None:
         assert nbytes in (0, seen) or kernel == 1 < groups, conv
         counted.append(nbytes > 0 or seen == 0)
     assert counted.count(True) > 100
+
+
+@pytest.mark.parametrize("wants_data", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "filters", "size", "copied"),
+    [(16, 8, 32, (1, 1)), (64, 3, 16, (0, 1)), (64, 32, 8, (1, 1)), (21, 21, 8, (0, 0))],
+)
+def test_gradients_of_deconvolutions_copy_what_was_seen(
+    channels: int, filters: int, size: int, copied: tuple[int, int], wants_data: bool
+) -> None:
+    """Copies of the gradient, and of data, for a library before MXNet's (``TmpMemMgr::Alloc``)."""
+    attrs = {"kernel": "(4, 4)", "stride": "(2, 2)", "pad": "(1, 1)"}
+    shapes = (2, filters, 2 * size, 2 * size), (2, channels, size, size), (channels, filters, 4, 4)
+    gradient, data, weight = tensors = [Tensor(shape, "float32") for shape in shapes]
+    seen = copied[0] * gradient.nbytes + copied[1] * data.nbytes
+    seen += weight.nbytes * (1 + wants_data) * copied[1]
+    op = "_backward_Deconvolution"
+    assert count_reordered(op, attrs, tensors, [True] * 3, wants_data) == seen
+    assert count_reordered(op, {**attrs, "num_group": "2"}, tensors, [True] * 3, wants_data) == 0

@@ -9,6 +9,7 @@ import pytest
 import memonger  # noqa: F401  before mxnet
 import mxnet as mx
 import numpy as np
+from memonger.gluon import plan_of
 from mxnet import autograd, gluon
 from mxnet.contrib import amp
 
@@ -18,7 +19,7 @@ import scenarios_of_loops  # noqa: F401  which fill SCENARIOS
 import scenarios_of_marks  # noqa: F401
 import scenarios_of_np as of_np
 from blocks import LOSS, Arrays, Prepare, Residual
-from blocks import batch, images, initialized, left_in, mlp, trainer
+from blocks import batch, images, initialized, left_in, mlp, planned, trainer
 from planned import HOWS, elsewhere
 from scenarios import SCENARIOS, Scenario, run, unlike_plain
 
@@ -175,3 +176,27 @@ QUICK = ("an engine that waits", "mx.np")  # with short searches
 def test_a_plan_changes_no_bit_in_a_process_with(name: str) -> None:
     unlike, _ = elsewhere(unlike_in, name, **PROCESSES[name].environment)
     assert unlike == [{}] * len(PROCESSES[name].scenarios)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_forward_pass_alone_sets_a_fixed_gamma_to_one(how: str) -> None:
+    """MXNet's BatchNorm writes a gamma that it does not train, recomputed or not."""
+    left = []
+    for plans in (False, True):
+        net = gluon.nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            for _ in range(6):
+                net.add(gluon.nn.Dense(32, activation="tanh"), gluon.nn.BatchNorm(scale=False))
+        initialized(net)
+        x = batch(0, 256)[0]
+        net(x)  # which makes the parameters
+        for parameter in net.collect_params(".*gamma").values():
+            parameter.set_data(mx.nd.full(parameter.shape, 3))
+        planned(net, how=how) if plans else net.hybridize()
+        with autograd.record():
+            net(x)
+        mx.nd.waitall()  # MXNet's engine does not know that BatchNorm writes gamma
+        gammas = net.collect_params(".*gamma").values()
+        left.append([parameter.data().asnumpy() for parameter in gammas])
+    assert any("batchnorm" in name for name in plan_of(net).recomputed)
+    assert np.array_equal(*left) and (np.array(left) == 1).all()

@@ -130,18 +130,18 @@ def _count_of_convolution(
     is_reverse, groups = op == "_backward_Deconvolution", int(attrs.get("num_group", "1"))
     channels = inputs[1].shape[1], inputs[0].shape[1]
     image, features = reversed(channels) if is_reverse else channels
-    if not _is_usual(attrs, inputs[0 if is_reverse else 1]):
+    if not _is_usual(attrs, inputs[0 if is_reverse else 1]) or (is_reverse and groups > 1):
         return 0
     if image == _RGB and groups == 1 and features % 8 == 0:
         # Of the two gradients of a Convolution one reads plain and one blocks, needed or not.
-        return 2 * weight + data * is_plain[1] if is_reverse else weight + gradient
+        return weight * (1 + wants_data) + data * is_plain[1] if is_reverse else weight + gradient
     if any(k % 8 or (k // groups % 8 and k != groups) for k in channels):
         return gradient * (not is_plain[0]) + data * (not is_plain[1])  # by products of matrices
     if groups > 1 and groups == image and _tuple(attrs, "kernel") != (3, 3):
         # Of one channel a group: the gradient of the data is made in blocks, the other is not.
         return gradient + weight * wants_data + data * (not is_plain[1])
     # That of the weight is made in blocks; that of groups is then laid out twice.
-    copied = weight * (1 + (groups > 1) + (wants_data or is_reverse))
+    copied = weight * (1 + (groups > 1) + wants_data)
     return copied + gradient * is_plain[0] + data * is_plain[1]
 
 
