@@ -61,11 +61,12 @@ class Plan(PlanRecord):
         plan for any device take memory of their own (ResNet-50 v1: 9 % more).
     held_bytes : int
         What operators hold beside the pool, with a plan or without: the reserve spaces of ``RNN``
-        (cuDNN's as they were once measured). What the operators of oneDNN (MKLDNN) hold on the CPU
-        is not counted.
+        (cuDNN's as they were once measured). Plain copies and workspaces of oneDNN's operators
+        (MKLDNN) on the CPU are not counted.
     temporary_bytes : int
         The largest temporary space that an operator is known to use; all share one. On a CPU the
-        operators of a schedule take turns at ``MXNET_CPU_TEMP_COPY`` spaces (4).
+        operators of a schedule take turns at ``MXNET_CPU_TEMP_COPY`` spaces (4), and oneDNN copies
+        gradients, data and weights to other layouts there.
     recompute_overhead : float
         Work added to a step, as a share of the forward FLOPs.
     kept, recomputed : tuple of str
