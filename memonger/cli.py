@@ -27,7 +27,6 @@ from memonger import BudgetError, MemongerError
 from memonger.solve.limits import OPTIONS, flag_of, options_of, read_amount, variable_of
 from memonger.support import files
 from memonger.support.errors import INTERRUPTED, MISTAKE, STOPPED, mxnet_message
-from memonger.support.removed import refuse_removed
 from memonger.support.types import Json, Keywords, Symbol
 
 log = logging.getLogger("memonger")
@@ -127,11 +126,6 @@ def _parse(arguments: Sequence[str]) -> Namespace:
             argcomplete.autocomplete(parser)
     if not words:
         parser.error(f"a verb is needed: run, {', '.join(VERBS)}")
-    try:
-        for name in () if words[:1] == ["run"] else (f"memonger {''.join(words[:1])}", *words):
-            refuse_removed(name.partition("=")[0])
-    except MemongerError as error:
-        parser.error(str(error))
     for option in ENABLING if words[:1] == ["run"] else ():
         flag, value = flag_of(option), os.environ.get(variable_of(option), "")
         is_switch = COMMAND[option][0] is bool

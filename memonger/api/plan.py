@@ -22,7 +22,6 @@ from memonger.solve.limits import Limits, read_budget
 from memonger.solve.network import read_mxnet_variables
 from memonger.support import files
 from memonger.support.errors import format_size
-from memonger.support.removed import refuse_removed
 from memonger.support.symbols import json_of
 from memonger.support.types import Amount
 
@@ -108,12 +107,6 @@ class Plan(PlanRecord):
     options : dict
         Keywords with which ``memonger.plan`` makes it again for this request; a budget in bytes.
     """
-
-    if not TYPE_CHECKING:  # a type checker would take any name
-
-        def __getattr__(self, name: str) -> object:
-            refuse_removed(f"plan.{name}")
-            raise AttributeError(f"a Plan has no {name!r}")
 
     @property
     def is_used(self) -> bool:

@@ -14,7 +14,6 @@ from typing import Iterable
 from memonger.costs.time.gpus import GPUS, USUAL
 from memonger.support.checks import check_count, check_number, did_you_mean
 from memonger.support.errors import MemongerError, format_size
-from memonger.support.removed import refuse_removed
 from memonger.support.types import Keywords, NDArray, PlanOptions, Unpack
 
 SCHEDULE, MARKS, AUTO = "schedule", "marks", "auto"
@@ -117,12 +116,10 @@ def check_keywords(
     Raises
     ------
     MemongerError
-        If an option is unknown or was removed, or if the call does not take it (`LACKS`).
+        If an option is unknown, or if the call does not take it (`LACKS`).
     """
     lacks = LACKS.get(call, {})
     for name, value in keywords.items():
-        if name not in NAMES:
-            refuse_removed(f"{name}=")
         if name in lacks:
             raise MemongerError(f"{call} takes no {name}=; {lacks[name]}")
         is_shape = has_shapes and (isinstance(value, (list, tuple)) or hasattr(value, "shape"))

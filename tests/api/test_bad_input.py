@@ -169,7 +169,6 @@ MISUSE: list[tuple[dict[str, Any], list[str]]] = [
     ({**OF_DEVICE, "optimizer": ("sgd", {"momentun": 1})}, ["momentun"]),
     ({**OF_DEVICE, "optimizer": (5, {})}, ["cannot be made"]),
     ({**OF_DEVICE, "optimizer": 3}, ["such as 'adam'"]),
-    ({"kept_copies": False}, ["kept_copies= was removed", "leave it out"]),
     ({"slower_than": 0.9}, ["slower_than=0.9 is less than the time without a plan"]),
     ({"slower_than": "fast"}, ["slower_than"]), ({"slower_than": float("nan")}, ["slower_than"]),
     ({"slower_than": 1.2, "planner": "chen2016"}, ["combined with slower_than"]),
@@ -192,11 +191,9 @@ ELSEWHERE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (memonger.search_plan, {"devcies": 2}, "unknown option 'devcies'; did you mean 'devices'?"),
     (memonger.frontier, {"patienc": 2}, "frontier: unknown option 'patienc'; did you mean"),
     (memonger.frontier, {"budget": "60%"}, "frontier takes no budget=; give it to memonger.plan"),
-    (memonger.frontier, {"kept_copies": True}, "kept_copies= was removed"),
     (memonger.largest_batch, {"work": 2.0}, "largest_batch takes no work=; give it to"),
     (memonger.largest_batch, {"data": (2, 3)}, "unknown option 'data'"),
     (memonger.largest_batch, {"budget": "knee"}, "needs a budget in bytes"),
-    (memonger.largest_batch, {"kept_copies": True}, "kept_copies= was removed"),
 ]
 
 
@@ -224,17 +221,6 @@ def test_the_table_of_options_has_all_of_them_with_their_defaults() -> None:
     assert {k: v for k, v in given.items() if k in options} == {
         k: v for k, v in options.items() if k in given
     }
-
-
-REMOVED = ("lifetimes", "recomputed_flops", "added_time", "unplanned_held_bytes", "gradient_bytes")
-
-
-def test_what_a_plan_had_once_says_what_to_use() -> None:
-    plan = memonger.plan(net(), SHAPES, patience=0.01, how="marks")
-    for name in REMOVED:
-        with pytest.raises(memonger.MemongerError, match=rf"plan\.{name} was removed: "):
-            getattr(plan, name)
-    assert not hasattr(plan, "no_such_figure")
 
 
 @pytest.mark.parametrize("threshold", [-1, 1.5, "576", None, False])

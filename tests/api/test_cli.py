@@ -307,8 +307,6 @@ MISTAKES = [
     ("report {net} --shape data=4,64", "-o"),
     ("plan {net} --budget 60% --optimizer sgd,momentum", "written as sgd,momentum=0.9"),
     ("plan {net} --shape data=4,64 --shape label=5,64", "do not fit"),
-    ("cost {net} --shape data=4,64", "memonger explain prints"),
-    ("plan {net} --shape data=4,64 --lifetimes=a.csv", "memonger report -o plan.html shows"),
 ]
 
 #: What is seen before the search is begun.
