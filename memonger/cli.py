@@ -455,11 +455,26 @@ EXAMPLES = {
 class _Parser(ArgumentParser):
     """A parser that reports mistakes in one line."""
 
+    def parse_known_args(  # type: ignore[override]  # its overloads
+        self, args: Sequence[str], namespace: Namespace | None
+    ) -> tuple[Namespace, list[str]]:
+        """Refuse an unknown option before argparse tells of one that is missing."""
+        has_others = any(a.nargs in (argparse.PARSER, argparse.REMAINDER) for a in self._actions)
+        flags, words = self._option_string_actions, iter(args)
+        for word in words:
+            name, is_whole, _ = word.partition("=")
+            if word == "--" or (has_others and (word == "-" or word[:1] != "-")):
+                break  # what follows is a verb's, or the script's
+            known = [flags[flag] for flag in flags if flag.startswith(name)]
+            if name.startswith("--") and not known:
+                near = difflib.get_close_matches(name, flags, 1)
+                said = f" (did you mean {near[0]}?)" if near else ""
+                self.error(f"unrecognized arguments: {name}{said}")
+            if known and not is_whole and flags.get(name, known[0]).nargs != 0:
+                next(words, None)  # its value
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
-        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        near = unknown and difflib.get_close_matches(unknown[1], map(flag_of, COMMAND), 1)
-        if near:
-            message += f" (did you mean {near[0]}?)"
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(MISTAKE)
 

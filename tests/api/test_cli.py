@@ -277,11 +277,21 @@ MISTAKES = [
     ("plan {net} --shape data", "written as data=32,3,224,224"),
     ("plan {net} --shape data=4,x", "whole numbers"),
     ("plan {net} --shape data=N,64", "shape (None, 64) holds None; every size"),
-    (
-        "plan {net} --bugdet 60%",
-        "unrecognized arguments: --bugdet 60% (did you mean --budget?); see",
+    *(
+        (words, f"memonger {words.split()[0]}: unrecognized arguments: {said}; see memonger ")
+        for words, said in (
+            ("plan {net} --bugdet 60%", "--bugdet (did you mean --budget?)"),
+            ("report {net} --bugdet=60%", "--bugdet (did you mean --budget?)"),
+            ("batch {net} --shape data=N,64 --bugdet 1GB", "--bugdet (did you mean --budget?)"),
+            ("explain {net} --plan --bugdet 60%", "--bugdet (did you mean --budget?)"),
+            ("run --bugdet 60% x.py", "--bugdet (did you mean --budget?)"),
+            ("frontier {net} --bugdet 60%", "--bugdet"),
+            ("frontier {net} --ponits 3", "--ponits (did you mean --points?)"),
+            ("check {net} --budget 60%", "--budget"),
+            ("check {net} {net} --setps 3", "--setps (did you mean --steps?)"),
+        )
     ),
-    ("run --bugdet 60% x.py", "unrecognized arguments: --bugdet (did you mean --budget?); see"),
+    ("--vresion", "memonger: unrecognized arguments: --vresion (did you mean --version?); see"),
     ("plan {net} --budget 6gallons", "budget='6gallons': unknown unit 'gallons'; use kB, MB"),
     ("plan {folder}", "is a folder; give the *-symbol.json in it"),
     ("plan /dev/null", "'/dev/null' is not an ordinary file; give a *-symbol.json"),

@@ -409,7 +409,10 @@ def test_a_budget_that_nothing_meets_ends_the_script_in_one_line(tmp_path: Path)
         (["--budget", "6 gallons", "script.py"], "budget='6 gallons': unknown unit"),
         (["--work", "0.5", "script.py"], "work=0.5 is less than one forward pass"),
         (["--report", "no/folder/page.html", "script.py"], "there is no folder"),
-        (["--hew", "marks", "script.py"], "unrecognized arguments|required"),
+        (
+            ["--hew", "marks", "script.py"],
+            r"unrecognized arguments: --hew \(did you mean --how\?\)",
+        ),
         ([], "required: script"),
         (["none.py"], "the script 'none.py' cannot be read: No such file"),
     ],
