@@ -16,7 +16,7 @@ import pytest
 from memonger.support.errors import format_size
 
 from browsing import SIZES, brightness, changed, content, count, inks, mouse, opened, point, press
-from browsing import shows, text, until
+from browsing import shows, start_chromium, text, until
 from pages import chain_plans, data_of, live_of
 import networks
 
@@ -31,17 +31,8 @@ def chromium() -> Iterator[Any]:
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"no {' and no '.join(missing)} here: apt-get install chromium chromium-driver")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs the extra 'browser'")
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(shutil.which("chromium"))
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1240,900"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(str(shutil.which("chromedriver")))
-    driver = webdriver.Chrome(options=options, service=service)
-    nothing = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
-    driver.execute_cdp_cmd("Network.enable", {})
-    driver.execute_cdp_cmd("Network.emulateNetworkConditions", nothing)
+    pytest.importorskip("selenium", reason="needs the extra 'browser'")
+    driver = start_chromium()
     yield driver
     driver.quit()
 

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any, Callable
 
-SIZES = {"desktop": (1240, 900), "phone": (390, 844), "wide": (1400, 900)}
+SIZES = {"desktop": (1240, 900), "phone": (390, 844), "wide": (1400, 900), "picture": (1000, 5000)}
+
+
+def start_chromium() -> Any:
+    """Start Chromium without a window and without a network."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(shutil.which("chromium"))
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1240,900"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(str(shutil.which("chromedriver")))
+    driver = webdriver.Chrome(options=options, service=service)
+    nothing = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+    driver.execute_cdp_cmd("Network.enable", {})
+    driver.execute_cdp_cmd("Network.emulateNetworkConditions", nothing)
+    return driver
 
 
 def opened(driver: Any, page: Path, size: str = "desktop", scheme: str = "light") -> Any:
