@@ -16,12 +16,11 @@ import numpy as np
 
 from memonger.costs.held import NOTHING, Held
 from memonger.costs.usage import Usage
-from memonger.graph.arrays import Step
 from memonger.graph.forward import RowEntry
 from memonger.graph.training import TrainingGraph
 from memonger.support.errors import MB
 from memonger.support.kernels import compiled
-from memonger.support.types import Bools, Int32s
+from memonger.support.types import Bools
 
 
 def pool(training: TrainingGraph, recomputed: Bools, held: Held = NOTHING) -> Usage:
@@ -43,7 +42,8 @@ def pool(training: TrainingGraph, recomputed: Bools, held: Held = NOTHING) -> Us
     """
     t = training.arrays
     step = compiled.find_step(t, np.ascontiguousarray(recomputed, dtype=np.bool_))
-    nbytes, planned = _plan(training, step)
+    ranges = np.array(training.settings.match_ranges)
+    nbytes, planned = compiled.allocate_least(t, step, ranges, math.inf)
     block = compiled.add_in_place(t, step, training.adds_gradients, planned)
     used = block >= 0
     real = np.zeros(block.max(initial=-1) + 1, dtype=np.int64)
@@ -64,13 +64,6 @@ def pool(training: TrainingGraph, recomputed: Bools, held: Held = NOTHING) -> Us
     )
 
 
-def _plan(training: TrainingGraph, step: Step) -> tuple[int, Int32s]:
-    """Return the bytes of the pool, 4 an element, and the block of each entry, (entries,)."""
-    ranges = np.array(training.settings.match_ranges)
-    nbytes, block = compiled.allocate_least(training.arrays, step, ranges, math.inf)
-    return nbytes, block
-
-
 def find_added_in_place(training: TrainingGraph) -> dict[RowEntry, int]:
     """Find the terms of gradients that MXNet's executor adds to a sum in place, without a plan.
 
@@ -79,8 +72,9 @@ def find_added_in_place(training: TrainingGraph) -> dict[RowEntry, int]:
     t, adding = training.arrays, np.flatnonzero(training.adds_gradients)
     if not len(adding):
         return {}
-    _, planned = _plan(training, training.unmarked)
-    moved = planned != compiled.add_in_place(t, training.unmarked, training.adds_gradients, planned)
+    step, ranges = training.unmarked, np.array(training.settings.match_ranges)
+    _, planned = compiled.allocate_least(t, step, ranges, math.inf)
+    moved = planned != compiled.add_in_place(t, step, training.adds_gradients, planned)
     row_of = {}
     for row in adding.tolist():
         j = int(t.read_start[row]) + 1

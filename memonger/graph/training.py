@@ -250,10 +250,27 @@ class Differentiation:
             seen.add(read)
             heads.append(read)
         rows = len(own.names)
+        read_start, read_row, read_output, read_owner = arrays.join_columns(own.reads, 3)
+        _, head_row, head_output, head_owner = arrays.join_columns([heads], 3)
+        wait_start, wait_row, wait_owner = arrays.join_columns(own.waits, 2)
+        unordered = arrays.row_arrays(
+            own.signatures.all,
+            np.array(own.numbers, dtype=np.int32),
+            read_start=read_start,
+            read_row=read_row,
+            read_output=read_output,
+            read_owner=read_owner,
+            head_row=head_row,
+            head_output=head_output,
+            head_owner=head_owner,
+            outputs=len(own.graph.heads),
+        )
         return TrainingGraph(
             graph=own.graph,
             settings=own.settings,
-            arrays=own._arrays(heads),
+            arrays=arrays.order_rows(
+                unordered, own.n, wait_start=wait_start, wait_row=wait_row, wait_owner=wait_owner
+            ),
             signatures=tuple([own.signatures.all[k] for k in own.numbers]),
             names=tuple(own.names),
             phases=np.minimum(np.arange(rows) // own.n, BACKWARD),
@@ -266,27 +283,6 @@ class Differentiation:
             wanted=wanted,
             waits=tuple([(r, wait) for r in range(2 * own.n, rows) for wait, _ in own.waits[r]]),
             unobserved=own.unobserved,
-        )
-
-    def _arrays(self, heads: Reads) -> GraphArrays:
-        """Return the arrays of all rows, given the outputs and the gradients."""
-        read_start, read_row, read_output, read_owner = arrays.join_columns(self.reads, 3)
-        _, head_row, head_output, head_owner = arrays.join_columns([heads], 3)
-        wait_start, wait_row, wait_owner = arrays.join_columns(self.waits, 2)
-        rows = arrays.row_arrays(
-            self.signatures.all,
-            np.array(self.numbers, dtype=np.int32),
-            read_start=read_start,
-            read_row=read_row,
-            read_output=read_output,
-            read_owner=read_owner,
-            head_row=head_row,
-            head_output=head_output,
-            head_owner=head_owner,
-            outputs=len(self.graph.heads),
-        )
-        return arrays.order_rows(
-            rows, self.n, wait_start=wait_start, wait_row=wait_row, wait_owner=wait_owner
         )
 
     def _add(
