@@ -18,10 +18,10 @@ from memonger.gluon.bound import PlannedGraph, reached, waits
 from memonger.gluon.counting import Count, count_bytes
 from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import Runner, free_unused
-from memonger.graph.operators.recompute import ANY
+from memonger.graph.inputs import check_device
+from memonger.graph.operators.recompute import ANY, GPU
 from memonger.schedules.execution.arena import address
 from memonger.solve.limits import Budget
-from memonger.solve.network import devices_like
 from memonger.support.errors import (
     BudgetError,
     MemongerError,
@@ -259,7 +259,7 @@ class PlannedOp:
             self._check_mark(name, arrays[name], parameter)
         shapes = {name: arrays[name].shape for name in self._names}
         types = {name: np.dtype(arrays[name].dtype).name for name in self._names}
-        devices = devices_like(arrays[self._names[0]].context, on_cpu=ANY)
+        device = check_device(arrays[self._names[0]].context)
         block = self._block
         with mx.autograd.pause():
             plan = block.find(
@@ -267,7 +267,7 @@ class PlannedOp:
                 shapes,
                 type_dict=types,
                 grad_req={n: "write" if n in wanted else "null" for n in self._arguments},
-                **{"ctx": devices, **block.options},
+                **{"ctx": GPU if device.device_type == GPU else ANY, **block.options},
             )
         plan = replace(plan, of_block=True)
         if not plan.is_used:

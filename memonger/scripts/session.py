@@ -15,8 +15,9 @@ from memonger.gluon.cached_op import PlannedBlock
 from memonger.gluon.counting import count_bytes
 from memonger.gluon.planning import plan_others
 from memonger.graph.forward import no_collection
+from memonger.graph.inputs import check_device
 from memonger.graph.marks import clear, is_marked, is_planned
-from memonger.graph.operators.recompute import ANY, CPU
+from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.scripts import plan_cache
 from memonger.scripts.binds import plan_binds
@@ -28,13 +29,7 @@ from memonger.show.report import check_report, ordered, write_report
 from memonger.solve.choose import choose
 from memonger.solve.facts import Facts, measure
 from memonger.solve.limits import Budget, Lent, Limits
-from memonger.solve.network import (
-    Network,
-    devices_like,
-    read_call,
-    read_mxnet_variables,
-    read_network,
-)
+from memonger.solve.network import Network, read_call, read_mxnet_variables, read_network
 from memonger.solve.search import search
 from memonger.support.allocator import trim_heap
 from memonger.support.cache import Latest
@@ -155,8 +150,8 @@ class Session:
 
         ``shared`` is the executor whose memory the new one uses, or None.
         """
-        # With gpu= it has the times of a GPU; a budget of 'device' is what is free on this one.
-        devices = devices_like(ctx, on_cpu=ANY if self._options.get("gpu") else CPU)
+        on_cpu = ANY if self._options.get("gpu") else CPU  # with the times of a GPU
+        devices = GPU if check_device(ctx).device_type == GPU else on_cpu
         if self._options.get("budget") == "device":
             devices = ctx
         if is_planned(symbol):

@@ -11,7 +11,7 @@ from typing import Iterable, Mapping
 
 import numpy as np
 
-from memonger.costs.bind import confirm
+from memonger.costs.bind import confirm, has_mkldnn
 from memonger.costs.held import Held, find_held
 from memonger.costs.lower_bound import LowerBound, find_lower_bound
 from memonger.costs.pool import find_added_in_place, pool
@@ -22,7 +22,7 @@ from memonger.costs.usage import Usage
 from memonger.graph import marks
 from memonger.graph.forward import FLOAT, RECORD, ForwardGraph
 from memonger.graph.operators.added import WRONG
-from memonger.graph.operators.recompute import CPU, GPU
+from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.graph.operators.tensors import MOST_ON_GPU, check_elements
 from memonger.graph.read import forward_graph
 from memonger.graph.training import NO_NODE, Differentiation, TrainingGraph, training_graph
@@ -75,14 +75,15 @@ class Facts:
         self.limits = replace(limits, gpu=self.timed_on.sheet if predicted else None)
         self.graph = graph = forward_graph(network.symbol, network.spec)
         refuse(graph)
-        if network.device_type == GPU:
+        kind = network.device_type
+        if kind == GPU:
             for tensor in itertools.chain.from_iterable(graph.tensors):
                 check_elements(tensor.shape, most=MOST_ON_GPU)
         if any(RECORD in node.hidden for node in graph.nodes):
             log.info("the network has force_mirroring marks, which the plan replaces")
         self.no_marks = np.zeros(len(graph.nodes), dtype=np.bool_)
         self.hints = marks.read_hints(graph)  # the user's ``mirror_stage``
-        self.mkldnn = network.may_use_mkldnn
+        self.mkldnn = kind == ANY or kind != GPU and has_mkldnn(network.device)
         until = len(graph.nodes) if network.until is None else network.until
         #: The nodes that the user keeps, and those that the user wants recomputed.
         kept = {*range(until, len(graph.nodes)), *network.keep.nodes}
@@ -157,9 +158,9 @@ class Facts:
 
     @cached_property
     def held(self) -> Held:
-        """The memory that operators hold in training."""
-        place = self.network.held_on
-        return find_held(self.graph, place, mkldnn=place == CPU and self.mkldnn)
+        """The memory that operators hold in training, on a GPU if the device may be one."""
+        on_gpu = self.network.device_type in (GPU, ANY)
+        return find_held(self.graph, GPU if on_gpu else CPU, not on_gpu and self.mkldnn)
 
     @cached_property
     def lower_bound(self) -> LowerBound:
@@ -281,7 +282,8 @@ def predict(network: Network) -> Usage:
     symbol, grad_req = network.symbol, network.grad_req
     graph = forward_graph(symbol, network.spec)
     if isinstance(symbol, ScheduledSymbol) and symbol.schedule is not None:
-        return arena(symbol.find_step(graph, grad_req, network.may_use_mkldnn))
+        mkldnn = network.device_type != GPU and has_mkldnn(network.device)
+        return arena(symbol.find_step(graph, grad_req, mkldnn))
     training = training_graph(graph, find_wanted(graph, grad_req))
     return pool(training, marks.read_mask(graph))
 

@@ -11,7 +11,6 @@ import re
 from dataclasses import astuple, dataclass, replace
 from typing import Mapping, NamedTuple
 
-from memonger.costs.bind import has_mkldnn
 from memonger.costs.time.cpu import NOMINAL_CPU
 from memonger.costs.time.gpus import USUAL, find_sheet
 from memonger.graph import inputs, marks
@@ -87,17 +86,6 @@ class Network:
         return self.ctx if isinstance(self.ctx, str) else self.ctx.device_type
 
     @property
-    def held_on(self) -> str:
-        """The type of device whose operators hold most: 'gpu' if the plan may be for one."""
-        return GPU if self.device_type in (GPU, ANY) else CPU
-
-    @property
-    def may_use_mkldnn(self) -> bool:
-        """Whether MKLDNN may compute: of a plan for any device, whatever is set here."""
-        kind = self.device_type
-        return kind == ANY or (kind != GPU and has_mkldnn(self.device))
-
-    @property
     def targets(self) -> frozenset[str]:
         """The devices that train the network, as `recompute.targets_of` returns them."""
         return targets_of(self.device_type)
@@ -120,15 +108,6 @@ def read_call(
     options["ctx"] = inputs.read_devices(options.get("ctx"))
     limits = read_limits(**options)
     return read_unplanned(net, shapes, input_shapes, **options), limits
-
-
-def devices_like(ctx: Context, on_cpu: str) -> str:
-    """Return the devices that a plan is for where what is trained is on one that exists.
-
-    It is for any GPU, so that the GPUs that share a batch have one plan, or for ``on_cpu``: 'cpu',
-    or 'any' if it should hold on a GPU too.
-    """
-    return GPU if inputs.check_device(ctx).device_type == GPU else on_cpu
 
 
 def read_network(
