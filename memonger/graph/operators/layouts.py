@@ -130,7 +130,9 @@ def _count_of_convolution(
     is_reverse, groups = op == "_backward_Deconvolution", int(attrs.get("num_group", "1"))
     channels = inputs[1].shape[1], inputs[0].shape[1]
     image, features = reversed(channels) if is_reverse else channels
-    if not _is_usual(attrs, inputs[0 if is_reverse else 1]) or (is_reverse and groups > 1):
+    deep = Tensor((1, 16, *inputs[0 if is_reverse else 1].shape[2:]), "float32")
+    is_usual = _convolution_layout({**attrs, "num_group": "1"}, deep, deep) == "usual"
+    if not is_usual or (is_reverse and groups > 1):
         return 0
     if image == _RGB and groups == 1 and features % 8 == 0:
         # Of the two gradients of a Convolution one reads plain and one blocks, needed or not.
@@ -237,16 +239,13 @@ def _convolution_layout(attrs: Attributes, tensor: Tensor, data: Tensor | None) 
         return "chosen"
     if channels % 8 and channels > 4:
         return "always_plain"
-    usual = channels % 16 == 0 and (data.shape[1] % 16 == 0 or data.shape[1] == _RGB)
-    return "usual" if usual and _is_usual(attrs, data) else "chosen"
-
-
-def _is_usual(attrs: Attributes, image: Tensor) -> bool:
-    """Return whether MKLDNN has the same kernels for a convolution as for most of them."""
     kernel, pad = _tuple(attrs, "kernel", 1, 1), _tuple(attrs, "pad", 0, 0)
-    return (
-        max(kernel) <= 7
+    usual = (
+        channels % 16 == 0
+        and (data.shape[1] % 16 == 0 or data.shape[1] == _RGB)
+        and max(kernel) <= 7
         and max(_tuple(attrs, "stride", 1)) <= 2
         and _tuple(attrs, "dilate", 1, 1) == (1, 1)
-        and all(2 * p < width <= size for p, width, size in zip(pad, kernel, image.shape[2:]))
+        and all(2 * p < width <= size for p, width, size in zip(pad, kernel, data.shape[2:]))
     )
+    return "usual" if usual else "chosen"
