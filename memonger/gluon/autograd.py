@@ -11,18 +11,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from typing import TYPE_CHECKING, Any, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator
+
+import numpy as np
 
 from memonger.gluon import tape
+from memonger.schedules.execution.unchanged import check_unchanged
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.signals import deferred_signals
+from memonger.support.types import NDArray
 from memonger.support.variables import LIB, symbol_of
 
 if TYPE_CHECKING:
     from _ctypes import CFuncPtr
 
     from memonger.gluon.runner import RecordedCall
+
+    Digests = Dict[str, NDArray]  # by the name of an argument
 
 _Handle = mx.base.NDArrayHandle
 
@@ -31,6 +37,8 @@ class _Pass(threading.local):
     """The backward pass that a thread runs."""
 
     errors: list[BaseException] = []  # to be raised when the pass ends
+    #: Of each call: digests in its forward pass and in this one (`unchanged`), and its gradients.
+    unchecked: list[tuple[Digests, Digests, list[NDArray]]] = []
     is_partial = False  # whether the pass computes the gradients of a few variables only
     retains = False  # whether the graph is retained for another pass
 
@@ -51,11 +59,14 @@ def one_at_a_time() -> contextlib.AbstractContextManager[object]:
 def _watched(retains: object, is_partial: bool = False) -> Iterator[None]:
     """Collect the errors of a backward pass in the block, and raise the first at its end.
 
-    Then the calls are dropped that are no longer on the tape, with the arrays that they hold.
+    Before, the calls are dropped that are no longer on the tape, with the arrays that they hold.
+    Digests are compared last: to wait for them earlier would hold those arrays for longer.
     """
     outer = dict(vars(backward_pass))
     errors: list[BaseException] = []
-    backward_pass.errors, backward_pass.is_partial = errors, is_partial
+    unchecked: list[tuple[Digests, Digests, list[NDArray]]] = []
+    backward_pass.errors, backward_pass.unchecked = errors, unchecked
+    backward_pass.is_partial = is_partial
     backward_pass.retains = bool(getattr(retains, "value", retains))
     try:
         with one_at_a_time(), deferred_signals():
@@ -64,6 +75,13 @@ def _watched(retains: object, is_partial: bool = False) -> Iterator[None]:
     finally:
         vars(backward_pass).clear()
         vars(backward_pass).update(outer)
+    for before, after, gradients in unchecked:
+        try:
+            check_unchanged(before, after)
+        except MemongerError as error:
+            errors.append(error)
+            for gradient in gradients:
+                gradient[:] = np.nan
     try:
         if errors:
             raise errors[0]

@@ -214,6 +214,10 @@ class Runner:
             self.bound.forward(call.run, [mx.nd.zeros_like(array) for array in call.results])
         heads = [self._heads[k] for k in range(len(call.results))]
         self.bound.backward(call.run, heads, self._gradients, self._marks, backward.is_partial)
+        frame = call.run.frame
+        if frame.digest:
+            gradients = [*self._gradients.values()]
+            backward.unchecked.append((frame.digest, frame.digest_again, gradients))
         call.spent = True  # last, because another thread may use the memory from here on
         if not backward.retains:
             call.drop()

@@ -331,8 +331,9 @@ class Frame:
     arrays: dict[Place, NDArray]
     #: The operators that autograd has recorded in the forward pass, by row.
     recordings: dict[int, _Recording] = field(default_factory=dict)
-    #: Of the arguments in the forward pass (`unchanged`).
+    #: Digests of the arguments (`unchanged`) in the forward pass, and in the backward pass.
     digest: dict[str, NDArray] = field(default_factory=dict)
+    digest_again: dict[str, NDArray] = field(default_factory=dict)
 
 
 class BoundCalls:
