@@ -37,7 +37,7 @@ class _Pass(threading.local):
     """The backward pass that a thread runs."""
 
     errors: list[BaseException] = []  # to be raised when the pass ends
-    #: Of each call: digests in its forward pass and in this one (`unchanged`), and its gradients.
+    #: Of each call: digests in its forward pass and in this one (`unchanged`), and its parameters.
     unchecked: list[tuple[Digests, Digests, list[NDArray]]] = []
     is_partial = False  # whether the pass computes the gradients of a few variables only
     retains = False  # whether the graph is retained for another pass
@@ -75,13 +75,14 @@ def _watched(retains: object, is_partial: bool = False) -> Iterator[None]:
     finally:
         vars(backward_pass).clear()
         vars(backward_pass).update(outer)
-    for before, after, gradients in unchecked:
+    for before, after, parameters in unchecked:
         try:
             check_unchanged(before, after)
         except MemongerError as error:
             errors.append(error)
-            for gradient in gradients:
-                gradient[:] = np.nan
+            for parameter in () if is_partial else parameters:
+                if parameter.grad.stype == "default":
+                    parameter.grad[:] = np.nan
     try:
         if errors:
             raise errors[0]

@@ -105,10 +105,14 @@ class Runner:
         self.graph, self._marks, self.is_split = graph, marks, is_split
         self._inputs = [name for name in graph.names if name not in graph.parameters]
         self._wanted = [n for n in graph.names if n in marks and marks[n].request != NULL]
+        self._trained: list[NDArray] = []  # parameters
         self.ctx = arrays[graph.names[0]].context
         self.size = sum(arrays[name].size for name in self._inputs)  # elements of the inputs
         for name in self._wanted:
-            array = arrays[name].grad if name in graph.parameters else None
+            array = None
+            if name in graph.parameters:
+                self._trained.append(arrays[name])
+                array = arrays[name].grad
             if array is not None and array.stype != "default" and marks[name].request != WRITE:
                 raise MemongerError(
                     f"the gradient of {name!r} is added to an array that is stored as "
@@ -216,8 +220,7 @@ class Runner:
         self.bound.backward(call.run, heads, self._gradients, self._marks, backward.is_partial)
         frame = call.run.frame
         if frame.digest:
-            gradients = [*self._gradients.values()]
-            backward.unchecked.append((frame.digest, frame.digest_again, gradients))
+            backward.unchecked.append((frame.digest, frame.digest_again, self._trained))
         call.spent = True  # last, because another thread may use the memory from here on
         if not backward.retains:
             call.drop()
