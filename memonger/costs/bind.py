@@ -71,7 +71,9 @@ def bind(
         raise MemongerError(f"MXNet cannot bind this network on {ctx}: {why}") from None
 
 
-def confirm(memory: Usage, symbol: Symbol, ctx: Context, request: str | Mapping[str, str]) -> Usage:
+def confirm_pool(
+    memory: Usage, symbol: Symbol, ctx: Context, request: str | Mapping[str, str]
+) -> Usage:
     """Bind a symbol whose pool was predicted, and return the memory with MXNet's own total."""
     with trim_heap():
         executor = bind(symbol, memory.graph, ctx, memory.training.wanted, request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from memonger.costs.bind import confirm
+from memonger.costs.bind import confirm_pool
 from memonger.costs.pool import pool
 from memonger.costs.usage import Usage
 from memonger.graph import marks
@@ -150,4 +150,4 @@ def write_plan(facts: Facts, plan: Candidate) -> tuple[Candidate, Symbol, Usage]
     plan, native = replace(plan, recipe=marked), rules.native(marked.mask)
     planned = marks.write(network.symbol, marked.mask, native, marked.identities)
     memory = predict_memory(facts, plan)
-    return plan, planned, confirm(memory, planned, network.device, network.grad_req)
+    return plan, planned, confirm_pool(memory, planned, network.device, network.grad_req)

@@ -11,7 +11,7 @@ from typing import Iterable, Mapping
 
 import numpy as np
 
-from memonger.costs.bind import confirm, has_mkldnn
+from memonger.costs.bind import confirm_pool, has_mkldnn
 from memonger.costs.held import Held, find_held
 from memonger.costs.lower_bound import LowerBound, find_lower_bound
 from memonger.costs.pool import find_added_in_place, pool
@@ -146,7 +146,9 @@ class Facts:
     def unplanned(self) -> Usage:
         """The memory of the network without a plan, confirmed by one bind."""
         network = self.network
-        memory = confirm(self.predicted_unplanned, network.symbol, network.device, network.grad_req)
+        memory = confirm_pool(
+            self.predicted_unplanned, network.symbol, network.device, network.grad_req
+        )
         if not memory.exact:
             log.info("the memory of plans is known to the MiB only, because %s", memory.why_inexact)
         return memory
@@ -293,7 +295,7 @@ def measure(network: Network) -> Usage:
     memory = predict(network)
     if memory.is_arena:
         return memory
-    return confirm(memory, network.symbol, network.device, network.grad_req)
+    return confirm_pool(memory, network.symbol, network.device, network.grad_req)
 
 
 def find_wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:

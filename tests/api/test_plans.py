@@ -19,7 +19,7 @@ from memonger.costs.bind import read_planned_mb
 from memonger.planners.candidates import Candidate, MarkPlan, SearchResult
 from memonger.solve.choose import choose_from
 from memonger.solve.facts import Facts
-from memonger.costs.bind import confirm
+from memonger.costs.bind import confirm_pool
 from memonger.solve.limits import Limits
 from memonger.solve.network import read_unplanned
 from memonger.solve.search import search
@@ -249,10 +249,10 @@ def test_a_wrong_prediction_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) ->
     """MXNet plans 1 MB more than the replay tells: the figures are MXNet's, and it is said."""
 
     def bind(*arguments: Any) -> Any:
-        memory = confirm(*arguments)
+        memory = confirm_pool(*arguments)
         return dataclasses.replace(memory, bound=memory.bound + 1)
 
-    monkeypatch.setattr("memonger.solve.by_marks.confirm", bind)
+    monkeypatch.setattr("memonger.solve.by_marks.confirm_pool", bind)
     facts = Facts(read_unplanned(net(), SHAPES), Limits(how="marks"))
     solution = choose_from(facts, search(facts))
     plan, said = make_plan(solution), "; ".join(solution.warnings)

@@ -15,6 +15,7 @@ import numpy as np
 from memonger import MemongerError
 from memonger.gluon import plan_of, unplan
 from memonger.schedules.execution.arena import Arena, address
+from memonger.schedules.execution.unchanged import check_unchanged
 from memonger.schedules.training_step import ALIGNMENT
 from mxnet import autograd
 from mxnet.gluon import nn
@@ -227,6 +228,25 @@ def test_calls_that_are_alive_together_hold_what_their_backward_passes_read(
     # The output, a copy of the input, and less than the results of all layers.
     assert 256 * 500 * 4 <= second / 4 < 256 * 500 * 4 + 6 * tensor
     assert sum(arena.nbytes for arena in arenas) < 256 * 500 * 4
+
+
+def test_no_array_of_a_call_is_held_while_digests_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the gradients of each, which are in arrays of their own, none is left then."""
+    net, x, held = planned(mlp(drop=0), how="schedule"), batch(0)[0], []
+
+    def noted(before: Any, after: Any) -> None:
+        held.append(sum(arrays().values()))
+        check_unchanged(before, after)
+
+    monkeypatch.setattr("memonger.gluon.autograd.check_unchanged", noted)
+    for calls in (1, 1, 4):
+        with autograd.record():
+            total = sum(net(x).sum() for _ in range(calls))
+        total.backward()
+    gradients = 4 * sum(parameter.data().size for parameter in net.collect_params().values())
+    assert len(held) == 6 and held[-1] - held[1] < 3 * gradients / 2  # of three more calls
 
 
 def test_a_plan_that_takes_more_with_the_arrays_of_gluon_is_not_used() -> None:
