@@ -561,8 +561,8 @@ def in_turns(trainings: Mapping[str, Training], rounds: int) -> tuple[Any, Any]:
             pushed[name][turn] = time.perf_counter() - start
             mx.nd.waitall()
             whole[name][turn] = time.perf_counter() - start
-    kept = ({name: found[2:] for name, found in of.items()} for of in (whole, pushed))
-    return next(kept), next(kept)
+    timed = ({name: found[2:] for name, found in of.items()} for of in (whole, pushed))
+    return next(timed), next(timed)
 
 
 def front(bench: Bench) -> None:

@@ -204,7 +204,7 @@ def main(arguments: list[str]) -> int:
         requests = as_module_does(symbol, shapes)
         unplanned = predict(read_unplanned(symbol, shapes, grad_req=requests, ctx="gpu"))
         figures: dict[str, Any] = {
-            "step_seconds": float(predict_times(unplanned.training, options.gpu).step),
+            "step_seconds": float(predict_times(unplanned.training, options.gpu).step_seconds),
             "ours": {how: measure_ours(network, unplanned, how, options) for how in HOWS},
         }
         if python is not None:

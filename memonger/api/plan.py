@@ -216,7 +216,7 @@ class Plan(PlanRecord):
         memory = predict(self.planned)
         timed_on = self.request.find_timing_device(self.options.get("gpu"), measure)
         times = find_times(memory.training, timed_on)
-        return float(times.forward[memory.recomputed].sum() / times.step)
+        return float(times.forward_seconds[memory.recomputed].sum() / times.step_seconds)
 
     def save(self, file: files.Path) -> None:
         """Write the plan to a file, from which `load_plan` makes it again in any process.

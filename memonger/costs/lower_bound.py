@@ -51,7 +51,7 @@ def find_lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None)
     for x in kept:
         first = t.output_start[x] + is_restored(nodes[x].op, nodes[x].attrs)
         computed_once[first : t.output_start[x + 1]] = True
-    n, rows = t.forward, len(t.variable)
+    n, rows = t.forward_nodes, len(t.variable)
     nbytes = t.elements * t.itemsize
     same = np.arange(len(nbytes))  # the tensor whose memory each can share while both are read
     entry, holds = t.read_entry, t.read_holds

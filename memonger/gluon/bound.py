@@ -173,18 +173,18 @@ class BoundMarks:
     ) -> None:
         """Run the backward pass, and write the gradients or add them."""
         run.frame.digest_again = digest({name: self._bound[name] for name in run.frame.digest})
-        with self._kept(gradients) if is_partial else contextlib.nullcontext():
+        with self._restored(gradients) if is_partial else contextlib.nullcontext():
             self.executor.backward(heads)
             order_state_readers(self._states)
             deliver(self.executor.grad_dict, gradients, marks)
         self._watched -= self._watched > 0
 
     @contextlib.contextmanager
-    def _kept(self, gradients: Arrays) -> Iterator[None]:
+    def _restored(self, gradients: Arrays) -> Iterator[None]:
         """Restore what a backward pass for a few variables must not change, after the block."""
         states = self._graph.states_beside(set(gradients))
-        kept = [*self._own.values(), *(self._bound[name] for name in states)]
-        with restored(kept):
+        arrays = [*self._own.values(), *(self._bound[name] for name in states)]
+        with restored(arrays):
             yield
 
 

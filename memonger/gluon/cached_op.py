@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("memonger")
 
-MAX_RUNNERS = 32  # kinds of calls (shapes, gradients) for which a pool keeps a bound plan
+MAX_RUNNERS = 32  # kinds of calls (shapes, gradients) for which `Runners` keep a bound plan
 
 
 class Kind(NamedTuple):
@@ -106,7 +106,7 @@ class PlannedBlock:
         )
 
 
-class Pool:
+class Runners:
     """Bound plans that share memory.
 
     One call at a time is alive, or if the plans are split, any number of calls.
@@ -114,7 +114,7 @@ class Pool:
 
     def __init__(self, is_split: bool) -> None:
         self.is_split = is_split
-        self._runners: dict[object, Runner] = {}  # by kind of call, the latest last
+        self._by_kind: dict[object, Runner] = {}  # the latest last
         self._bound: object = None  # the parameters to which they are bound
         #: Returns the latest call, or None if the tape does not have it any more.
         self._call: Callable[[], RecordedCall | None] = lambda: None
@@ -129,25 +129,25 @@ class Pool:
         """Run a call by a plan and return its outputs; bind the plan first if necessary."""
         parameters = [(id(arrays[name]), marks.get(name)) for name in graph.parameters]
         if self._bound != parameters:  # cast, reset_ctx, grad_req
-            self._runners.clear()
+            self._by_kind.clear()
             self._bound = parameters
         inputs = [arrays[name] for name in graph.names if name not in graph.parameters]
         requests = [mark.request for mark in marks.values()]
         key = graph, *(array.shape for array in inputs), *requests
-        runner = self._runners.pop(key, None)
+        runner = self._by_kind.pop(key, None)
         if runner is None:
             # A plan shares the memory of the largest. If it is larger, the others are dropped.
             size = sum(array.size for array in inputs)
-            largest = max(self._runners.values(), key=lambda other: other.size, default=None)
+            largest = max(self._by_kind.values(), key=lambda other: other.size, default=None)
             if largest is not None and largest.size < size:
                 largest = None
-                self._runners.clear()
+                self._by_kind.clear()
             with mx.autograd.pause():
                 lent = None if largest is None else largest.bound
                 runner = Runner(graph, arrays, marks, lent, self.is_split)
-        self._runners[key] = runner
-        if len(self._runners) > MAX_RUNNERS:
-            del self._runners[next(iter(self._runners))]
+        self._by_kind[key] = runner
+        if len(self._by_kind) > MAX_RUNNERS:
+            del self._by_kind[next(iter(self._by_kind))]
         outputs, call = runner.forward(arrays, marks)
         self._call = weakref.ref(call)
         return outputs
@@ -180,7 +180,7 @@ class PlannedOp:
         #: By device and by thread. An executor has the temporary space and the random numbers of
         #: the thread that binds it (``ResourceManager::Get``). On another thread, its operators
         #: would wait for all operators of the first thread that need these too.
-        self._pools: dict[tuple[Context, threading.Thread], list[Pool]] = {}
+        self._runners: dict[tuple[Context, threading.Thread], list[Runners]] = {}
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> object:
@@ -210,12 +210,12 @@ class PlannedOp:
                     self._decisions.append(decision)
                 self._block.decision = decision
             if decision.graph is not None:
-                pool = self._free_pool(device, decision, decision.graph.is_scheduled)
-                if pool is None:
+                runners = self._free_runners(device, decision, decision.graph.is_scheduled)
+                if runners is None:
                     self._block.note_plain_calls(decision)
                 else:
                     with self._lock:
-                        outputs = pool.run(decision.graph, named, marks)
+                        outputs = runners.run(decision.graph, named, marks)
         except (BudgetError, UnmatchedError):
             raise
         except Exception as error:
@@ -283,34 +283,34 @@ class PlannedOp:
             count=count,
         )
 
-    def _free_pool(self, ctx: Context, decision: Decision, can_split: bool) -> Pool | None:
-        """Return a pool that no call uses; None if the call takes less memory without its plan.
+    def _free_runners(self, ctx: Context, decision: Decision, can_split: bool) -> Runners | None:
+        """Return runners that no call uses; None if the call takes less memory without its plan.
 
         If plans can be split, a thread has two on a device. Of others it has as many as calls are
-        alive. Then it waits for MXNet's engine before it makes a new pool, unless the engine may
+        alive. Then it waits for MXNet's engine before it makes new ones, unless the engine may
         wait for calls on other devices. Operators that have not run yet keep the tape alive. So in
-        a loop that does not wait, each call without a backward pass would get a new pool.
+        a loop that does not wait, each call without a backward pass would get new runners.
         """
         key = ctx, threading.current_thread()
-        if key not in self._pools:
+        if key not in self._runners:
             devices = {device for p in self._parameters.values() for device in p.list_ctx()}
-            for device, thread in list(self._pools):
+            for device, thread in list(self._runners):
                 if (devices and device not in devices) or not thread.is_alive():  # by reset_ctx
-                    self._pools.pop((device, thread), None)  # another thread may do it too
-        pools = self._pools.setdefault(key, [])
+                    self._runners.pop((device, thread), None)  # another thread may do it too
+        runners = self._runners.setdefault(key, [])
         # The engine deletes operators shortly after they have run (`ThreadedEngine::OnComplete`).
         tries = [mx.nd.waitall, *5 * [functools.partial(time.sleep, 0.001)]]
         may_try = may_wait() and not self._waits and not can_split
-        for wait in tries if pools and may_try else ():
-            if any(pool.is_free for pool in pools if not pool.is_split):
+        for wait in tries if runners and may_try else ():
+            if any(each.is_free for each in runners if not each.is_split):
                 break
             wait()
             free_unused()
-        usable = (pool for pool in pools if pool.is_free and (can_split or not pool.is_split))
+        usable = (each for each in runners if each.is_free and (can_split or not each.is_split))
         free = next(usable, None)
-        if pools and (free is None or free.is_split) and not decision.is_smaller_together:
+        if runners and (free is None or free.is_split) and not decision.is_smaller_together:
             return None
         if free is None:
-            free = Pool(is_split=can_split and bool(pools))
-            pools.append(free)
+            free = Runners(is_split=can_split and bool(runners))
+            runners.append(free)
         return free

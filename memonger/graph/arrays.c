@@ -38,7 +38,7 @@ void walk(
             }
             while (depth >= 0 && next[depth] == start.at[stack[depth] + 1]) {
                 order->at[count] = stack[depth--];
-                reader->at[count++] = KEPT;
+                reader->at[count++] = ORIGINAL;
             }
             if (depth < 0)
                 break;
@@ -52,7 +52,7 @@ void walk(
 /* Lists the rows that run, in order. */
 static Int32s find_order(Memory *memory, const GraphArrays *t, const bool *recomputed)
 {
-    int32_t n = (int32_t)t->forward;
+    int32_t n = (int32_t)t->forward_nodes;
     const int32_t *before_start = t->before_start.at;
     Int32s order = int32s(memory, t->first.count + t->walk_row.count + n);
     int64_t count = t->first.count;
@@ -96,7 +96,7 @@ void find_step(Memory *memory, const GraphArrays *t, Bools recomputed, Step *ste
 {
     const bool *mask = recomputed.at, *holds = t->read_holds.at;
     const int32_t *owner = t->read_owner.at, *read_row = t->read_row.at;
-    int32_t to_copy = t->output_start.at[t->forward]; /* from an entry to that of its copy */
+    int32_t to_copy = t->output_start.at[t->forward_nodes]; /* from an entry to that of its copy */
     Int32s order = find_order(memory, t, mask);
     Int32s entry = int32s(memory, t->read_entry.count);
     Int32s head = int32s(memory, t->head_row.count);
@@ -105,7 +105,7 @@ void find_step(Memory *memory, const GraphArrays *t, Bools recomputed, Step *ste
     COPY(reads.at, t->first_reads.at, reads.count);
     for (int64_t h = 0; h < head.count; h++) {
         int32_t row = t->head_row.at[h], by = t->head_owner.at[h];
-        bool of_copy = by != KEPT && mask[by] && mask[row];
+        bool of_copy = by != ORIGINAL && mask[by] && mask[row];
         head.at[h] = t->output_start.at[row] + t->head_output.at[h] + (of_copy ? to_copy : 0);
         reads.at[head.at[h]]++;
     }
@@ -113,7 +113,7 @@ void find_step(Memory *memory, const GraphArrays *t, Bools recomputed, Step *ste
         int32_t row = order.at[i];
         for (int32_t q = t->pooled_start.at[row]; q < t->pooled_start.at[row + 1]; q++) {
             int32_t j = t->pooled_read.at[q], read = entry.at[j];
-            if (owner[j] != KEPT && mask[owner[j]] && mask[read_row[j]])
+            if (owner[j] != ORIGINAL && mask[owner[j]] && mask[read_row[j]])
                 entry.at[j] = read += to_copy;
             reads.at[read] += holds[j];
         }

@@ -3,7 +3,7 @@
 
 #include "support/kernels.h"
 
-enum { KEPT = -1 }; /* an owner: the read is always of the row itself, never of its copy */
+enum { ORIGINAL = -1 }; /* an owner: the read is always of the row itself, never of its copy */
 
 /* The training graph as arrays.
  *
@@ -14,8 +14,8 @@ enum { KEPT = -1 }; /* an owner: the read is always of the row itself, never of 
  * reads the copy of the row.
  */
 typedef struct {
-    int64_t forward; /* n */
-    Bools variable;  /* by row */
+    int64_t forward_nodes; /* n */
+    Bools variable; /* by row */
     Int32s read_start, read_row, read_output, read_owner;
     Int32s read_entry;  /* by read: its entry if nothing is recomputed; 0: none */
     Bools read_ignored; /* by read: whether it reads only the shape */
@@ -35,7 +35,8 @@ typedef struct {
     /* The rows of ``first`` are the forward pass. walk_row then lists gradient rows in execution
      * order. Before each gradient, which is part of that of the operator walk_owner, it lists the
      * forward nodes that the gradient reads. If such a node is recomputed, its copy runs there. All
-     * are empty if the rows run in the order of their numbers (a schedule; ``forward`` is 0). */
+     * are empty if the rows run in the order of their numbers (a schedule, whose ``forward_nodes``
+     * is 0). */
     Int32s first, first_reads; /* first_reads, by entry: how many of their reads keep it alive */
     Int32s walk_row, walk_owner;
     Int32s before_start, before_row; /* by forward row: the operators that must have run before */
@@ -68,7 +69,7 @@ KERNEL void group_by_key(Memory *memory, Int32s key, int64_t keys, Int32s *start
 /* Lists rows depth first from the heads, each after the rows that it reads (``before``).
  *
  * Rows below ``have_run`` have run already. The list has them at each read, and ``reader`` is the
- * owner of that read. The ``reader`` of all other rows is KEPT.
+ * owner of that read. The ``reader`` of all other rows is ORIGINAL.
  */
 KERNEL void walk(
     Memory *memory, int64_t have_run, Int32s start, Int32s before, Int32s owner, Int32s heads,

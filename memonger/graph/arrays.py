@@ -15,14 +15,14 @@ from memonger.graph.operators.tensors import Attributes, Shape, Tensors
 from memonger.support.kernels import Struct, compiled, constant
 from memonger.support.types import AnyArray, Array1, Bools, Int32s, Int64s
 
-KEPT = constant("KEPT")
+ORIGINAL = constant("ORIGINAL")
 LEFT_OUT = -1  # in place of the row of a read: a variable that the arrays do not have
 
 #: Phases of a row: the forward pass, recomputation, the backward pass.
 FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2
 
 #: A read of a row: (row, output, owner). If the operators `owner` and `row` are both recomputed, it
-#: reads the copy of `row`. If the owner is KEPT it always reads the row itself.
+#: reads the copy of `row`. If the owner is ORIGINAL it always reads the row itself.
 Read = Tuple[int, int, int]
 
 
@@ -72,7 +72,7 @@ def _key(op: str, attrs: Attributes, inputs: int, tensors: Tensors) -> object:
 class GraphArrays(Struct):
     """The training graph as arrays."""
 
-    forward: int
+    forward_nodes: int
     variable: Bools
     read_start: Int32s
     read_row: Int32s
@@ -227,7 +227,7 @@ def row_arrays(
     fits = pooled[read] & (identity | s.reads[number[taker]])
     fits &= (rank[entry] == rank[output]) & (itemsize[entry] == itemsize[output])
     return GraphArrays(
-        forward=0,
+        forward_nodes=0,
         variable=variable,
         read_start=read_start,
         read_row=read_row,
@@ -262,7 +262,7 @@ def row_arrays(
 
 
 def order_rows(
-    t: GraphArrays, forward: int, *, wait_start: Int32s, wait_row: Int32s, wait_owner: Int32s
+    t: GraphArrays, forward_nodes: int, *, wait_start: Int32s, wait_row: Int32s, wait_owner: Int32s
 ) -> GraphArrays:
     """Return the arrays of a training graph, whose rows run depth first from the heads.
 
@@ -272,7 +272,7 @@ def order_rows(
     ----------
     t : GraphArrays
         The arrays of its rows (`row_arrays`).
-    forward : int
+    forward_nodes : int
         How many forward rows there are. Their copies follow them.
     wait_start : array of int32, (rows + 1,)
         Where the control dependencies of each row start.
@@ -288,18 +288,19 @@ def order_rows(
     outputs, gradients = slice(t.outputs), slice(t.outputs, None)
     graph = start, before_row, before_owner
     first, _ = compiled.walk(0, *graph, t.head_row[outputs], t.head_owner[outputs])
-    row, owner = compiled.walk(forward, *graph, t.head_row[gradients], t.head_owner[gradients])
-    needed = (row >= forward) | ((owner != KEPT) & ~t.variable[row])
+    heads = t.head_row[gradients], t.head_owner[gradients]
+    row, owner = compiled.walk(forward_nodes, *graph, *heads)
+    needed = (row >= forward_nodes) | ((owner != ORIGINAL) & ~t.variable[row])
     runs_first = np.isin(find_owners(t.read_start), first)
     first_reads = np.bincount(t.read_entry[t.read_holds & runs_first], minlength=len(t.elements))
     return t.replace(
-        forward=forward,
+        forward_nodes=forward_nodes,
         first=first,
         first_reads=first_reads.astype(np.int32),
         walk_row=row[needed],
         walk_owner=owner[needed],
-        before_start=start[: forward + 1],
-        before_row=before_row[: start[forward]],
+        before_start=start[: forward_nodes + 1],
+        before_row=before_row[: start[forward_nodes]],
     )
 
 

@@ -21,7 +21,7 @@ from memonger.graph import arrays
 from memonger.graph.arrays import (
     BACKWARD,
     FORWARD,
-    KEPT,
+    ORIGINAL,
     RECOMPUTED,
     GraphArrays,
     Read,
@@ -124,7 +124,8 @@ class TrainingGraph(StepGraph):
     @cached_property
     def unmarked(self) -> Step:
         """The rows that run if nothing is recomputed."""
-        step: Step = compiled.find_step(self.arrays, np.zeros(self.arrays.forward, dtype=np.bool_))
+        nothing = np.zeros(self.arrays.forward_nodes, dtype=np.bool_)
+        step: Step = compiled.find_step(self.arrays, nothing)
         return step
 
     @property
@@ -132,10 +133,10 @@ class TrainingGraph(StepGraph):
         """The bytes of outputs, and of all results that gradients read."""
         t = self.arrays
         read = [*zip(t.head_row[: t.outputs].tolist(), t.head_output[: t.outputs].tolist())]
-        start = t.read_start[2 * t.forward]
+        start = t.read_start[2 * t.forward_nodes]
         read += zip(t.read_row[start:].tolist(), t.read_output[start:].tolist())
-        kept = {(row, k) for row, k in read if row < t.forward and not t.variable[row]}
-        return sum(self.signatures[row].tensors[k].nbytes for row, k in kept)
+        saved = {(row, k) for row, k in read if row < t.forward_nodes and not t.variable[row]}
+        return sum(self.signatures[row].tensors[k].nbytes for row, k in saved)
 
 
 def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> TrainingGraph:
@@ -197,9 +198,10 @@ class Differentiation:
             for node, tensors in zip(graph.nodes, graph.tensors)
         ]
         inputs = [[(same[a], b) for a, b in node.inputs] for node in graph.nodes]
-        self.reads: list[Reads] = [[(a, b, KEPT) for a, b in entries] for entries in inputs]
+        self.reads: list[Reads] = [[(a, b, ORIGINAL) for a, b in entries] for entries in inputs]
         self.reads += [[(a, b, x) for a, b in entries] for x, entries in enumerate(inputs)]
-        self.waits = [[(same[d], KEPT) for d in node.deps] for node in graph.nodes]  # row, owner
+        # (row, owner)
+        self.waits = [[(same[d], ORIGINAL) for d in node.deps] for node in graph.nodes]
         self.waits += [[] for _ in graph.nodes]
         self.origin = [*range(n), *range(n)]
         self.gradient_of: dict[int, Entry] = {}
@@ -210,7 +212,7 @@ class Differentiation:
         self.unobserved: dict[int, str] = {}
         for k, head in enumerate(graph.heads):
             name = f"_head_grad_{k}"
-            reads = [self._add_part("null", name, {}, [], head), (*head, KEPT)]
+            reads = [self._add_part("null", name, {}, [], head), (*head, ORIGINAL)]
             # If two outputs are the same tensor, only the gradient of the last one counts.
             self.terms[head] = [self._add_part(HEAD_COPY, f"{name}_id", {}, reads, head)]
         order = self._merged_order() if merged_heads else range(n)
@@ -241,7 +243,7 @@ class Differentiation:
     def respect_to(self, wanted: Iterable[int]) -> TrainingGraph:
         """Build the training graph in which these arguments (nodes) get a gradient."""
         own, wanted = self._copy(), tuple(wanted)
-        heads = [(a, b, KEPT) for a, b in own.graph.heads]
+        heads = [(a, b, ORIGINAL) for a, b in own.graph.heads]
         seen: set[Read] = set()
         for a in wanted:
             read = own._sum((a, 0))
@@ -294,7 +296,7 @@ class Differentiation:
         self.reads.append(reads)
         self.waits.append([])
         self.origin.append(origin)
-        return len(self.names) - 1, 0, KEPT
+        return len(self.names) - 1, 0, ORIGINAL
 
     def _add_part(
         self,
@@ -363,7 +365,7 @@ class Differentiation:
                 return inputs[k]
             if kind == "out":
                 return x, output, x
-            return (rows[k], output, KEPT) if kind == "node" else self._sum((x, k))
+            return (rows[k], output, ORIGINAL) if kind == "node" else self._sum((x, k))
 
         for node in gradient.nodes:
             name = node.name_of(self.names[x])
@@ -372,7 +374,7 @@ class Differentiation:
             if from_dense:  # a dense gradient of a sparse output makes the other gradients dense
                 tensors = tuple([tensor._replace(stype=DENSE) for tensor in tensors])
             row = self._add(node.op, name, node.attrs, reads, tensors, x)[0]
-            self.waits[row] += [(x, x) if d is None else (rows[d], KEPT) for d in node.deps]
+            self.waits[row] += [(x, x) if d is None else (rows[d], ORIGINAL) for d in node.deps]
             rows.append(row)
         for (a, b, _), result in zip(inputs, gradient.gradients):
             if result is not None:

@@ -88,7 +88,8 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
     recorded, adding = _find_recorded(facts, added, gradients, chained)
     rows, signatures, again = _make_variants(facts, recorded)
     variable = np.array([signature.op == "null" for signature in signatures])[rows.signature]
-    variable[t.forward : 2 * t.forward] = variable[again : again + t.forward] = False
+    n = t.forward_nodes
+    variable[n : 2 * n] = variable[again : again + n] = False
     operation_start, operation_row = join_columns(_gradient_rows(facts), 1)
     heads = [head for head in training.graph.heads if not t.variable[head[0]]]
     _, head_row, head_output = join_columns([heads], 2)
@@ -97,7 +98,7 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
     expected = None
     in_place: dict[int, bool] = {}
     if blocked or overwriting:
-        block = pool(training, np.zeros(t.forward, dtype=np.bool_)).block
+        block = pool(training, np.zeros(n, dtype=np.bool_)).block
         expected = Expected(training) if blocked else None
         in_place = dict.fromkeys(expected.overwriting if expected else (), True)
         for row in overwriting:
@@ -111,7 +112,7 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
         mkldnn=mkldnn,
         variants=NodeVariants(
             rows=rows,
-            forward=t.forward,
+            forward_nodes=n,
             again=again,
             variable=np.flatnonzero(variable).astype(np.int32),
             operation_start=operation_start,
@@ -156,11 +157,11 @@ def _read_rows(work: Workload, mkldnn: bool) -> _RowFacts:
     """Return the facts about the rows of a workload."""
     training, t = work.training, work.training.arrays
     reads = list_reads(t.read_start, t.read_row, t.read_output)
-    owner = [-1] * (2 * t.forward) + training.origin[2 * t.forward :].tolist()
-    walk = [r for r in t.walk_row.tolist() if r >= 2 * t.forward]
+    owner = [-1] * (2 * t.forward_nodes) + training.origin[2 * t.forward_nodes :].tolist()
+    walk = [r for r in t.walk_row.tolist() if r >= 2 * t.forward_nodes]
     identities = (r for r in walk if training.ops[r] == HEAD_COPY and owner[r] < 0)
     handed_on = {(row, 0): reads[row][0] for row in identities}
-    for row_reads in reads[2 * t.forward :]:
+    for row_reads in reads[2 * t.forward_nodes :]:
         row_reads[:] = [handed_on.get(entry, entry) for entry in row_reads]
     nodes = training.graph.nodes
     masked = [n.op == "Dropout" and float(n.attrs.get("p", 0.5)) > 0 for n in nodes]
@@ -216,7 +217,7 @@ def find_unwritten_biases(training: TrainingGraph) -> set[RowEntry]:
     # src/operator/nn/mkldnn/mkldnn_fully_connected.cc
     t = training.arrays
     reads = list_reads(t.read_start, t.read_row, t.read_output)
-    walk = [row for row in t.walk_row.tolist() if row >= 2 * t.forward]
+    walk = [row for row in t.walk_row.tolist() if row >= 2 * t.forward_nodes]
     read_counts = training.unmarked.reads
     unwritten = set()
     for row in (row for row in walk if training.ops[row] == "_backward_FullyConnected"):
@@ -274,7 +275,7 @@ def _find_recorded(
     nodes, auxiliary = training.graph.nodes, training.graph.auxiliary
     reads = Counter(chain(gradients, *(facts.reads[row] for row in facts.walk)))
     rows = defaultdict(list)
-    for row in range(2 * training.arrays.forward, len(owner)):
+    for row in range(2 * training.arrays.forward_nodes, len(owner)):
         rows[owner[row]].append(row)
     run = {owner[row] for row in facts.walk} - {-1}
     recorded = {x for x in run if is_recorded(nodes[x].op, training.gradients[x])}
@@ -298,7 +299,7 @@ def _make_variants(
 ) -> tuple[Rows, list[Signature], int]:
     """Return the variants of `NodeVariants`, their signatures, and the first that runs again."""
     training, t = facts.training, facts.training.arrays
-    graph, n = training.graph, t.forward
+    graph, n = training.graph, t.forward_nodes
     signatures = Signatures([*{id(each): each for each in training.signatures}.values()])
     first_time = [FIRST_TIME.get(node.op, ()) for node in graph.nodes]
     number = {id(signature): k for k, signature in enumerate(signatures.all)}
@@ -361,7 +362,7 @@ def _gradient_rows(facts: _RowFacts) -> list[list[int]]:
     """
     work, reads, t = facts.work, facts.reads, facts.training.arrays
     place = {x: k for k, x in enumerate(work.gradients)}
-    rows: list[list[int]] = [[] for _ in range(t.forward)]
+    rows: list[list[int]] = [[] for _ in range(t.forward_nodes)]
     runs = (r for r in facts.walk if not t.variable[r] and (r, 0) not in facts.handed_on)
     walk = [*runs] if place else []
     operation: dict[int, int] = {}

@@ -22,7 +22,7 @@ static Int32s line_up(Memory *memory, const NodeVariants *p, Int32s operations)
     Int32s line = int32s(memory, count);
     COPY(line.at, p->variable.at, p->variable.count);
     Memory then = *memory;
-    bool *has_run = ZEROS(memory, bool, p->forward);
+    bool *has_run = ZEROS(memory, bool, p->forward_nodes);
     int32_t *next = line.at + p->variable.count;
     for (int64_t e = 0; e < operations.count; e++) {
         int32_t x = operations.at[e];
@@ -58,7 +58,7 @@ void make_rows(Memory *memory, const NodeVariants *p, Int32s operations, Rows *r
         .latest = filled(memory, variants, -1),
     };
     Memory then = *memory;
-    int32_t *runs = ZEROS(memory, int32_t, p->forward);
+    int32_t *runs = ZEROS(memory, int32_t, p->forward_nodes);
     reads = 0;
     for (int32_t row = 0; row < count; row++) {
         int32_t k = line.at[row];

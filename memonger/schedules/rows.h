@@ -21,7 +21,7 @@ typedef struct {
 typedef struct {
     Rows rows; /* the variants. A read of v >= 0 refers to the latest run of variant v, a read of ~v
                 * (negative) to its first run. */
-    int64_t forward;  /* forward nodes */
+    int64_t forward_nodes;
     int64_t again;    /* variant x + again is the forward node x as it runs again */
     Int32s variable;  /* the variants of variables */
     Int32s operation_start, operation_row; /* by forward node: the rows of its gradient operation */

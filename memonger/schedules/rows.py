@@ -32,7 +32,7 @@ class NodeVariants(Struct):
     """The rows that training steps of a network consist of, for all schedules."""
 
     rows: Rows
-    forward: int
+    forward_nodes: int
     again: int
     variable: Int32s
     operation_start: Int32s

@@ -68,7 +68,8 @@ class Workload:
     #: Of each node: the distinct operators whose latest result its gradient reads, without results
     #: of their first run (`FIRST_TIME`), which every schedule saves.
     reads: tuple[tuple[int, ...], ...]
-    not_recomputable: Bools  # (nodes,); what is restored (`is_restored`) is recomputable
+    #: (nodes,): whether each node may be recomputed. Variables may not; what is restored may.
+    recomputable: Bools
     forced: Bools  # (nodes,): whether a node must be recomputed before a gradient reads its result
 
 
@@ -90,7 +91,7 @@ def workload(
         If no schedule can run the network.
     """
     nodes, t = training.graph.nodes, training.arrays
-    n, variable = t.forward, t.variable
+    n, variable = t.forward_nodes, t.variable
     # The gradients of asynchronous operators are Python code, which autograd calls.
     refused = {x: why for x, why in training.unobserved.items() if nodes[x].op not in ASYNCHRONOUS}
     text = "MXNet takes no array for its output; use mx.np.concatenate"
@@ -119,16 +120,16 @@ def workload(
     for row, x in zip(rows.tolist(), training.origin[rows].tolist()):
         rows_of[x].append(row)
     rows_of.pop(-1, None)
-    not_recomputable = np.zeros(n, dtype=np.bool_)
+    recomputable = ~variable[:n]
     for x, node in enumerate(nodes):
         if node.op == "RNN":
             # MKLDNN's RNN stores the addresses of its inputs, and its gradient reads there
             # (src/operator/nn/mkldnn/mkldnn_rnn.cc).
-            not_recomputable[[x, *(training.same[a] for a, _ in node.inputs)]] = True
+            recomputable[[x, *(training.same[a] for a, _ in node.inputs)]] = False
         elif not node.is_variable and not is_restored(node.op, node.attrs):
-            not_recomputable[x] |= training.graph.why_kept(x) is not None
-    not_recomputable[list(kept)] = True
-    runs_again = np.isin(np.arange(n), [training.same[x] for x in forced]) & ~not_recomputable
+            recomputable[x] &= training.graph.why_kept(x) is None
+    recomputable[list(kept)] = False
+    runs_again = np.isin(np.arange(n), [training.same[x] for x in forced]) & recomputable
     runs_again[[x for x, _ in training.graph.heads]] = False
     return Workload(
         training=training,
@@ -136,7 +137,7 @@ def workload(
         gradients=_order_gradients(training, tuple(rows_of)),
         inputs=tuple(read([x]) for x in range(n)),
         reads=tuple(read(rows_of.get(x, [])) for x in range(n)),
-        not_recomputable=not_recomputable,
+        recomputable=recomputable,
         forced=runs_again,
     )
 
@@ -155,8 +156,8 @@ def _order_gradients(training: TrainingGraph, operators: tuple[int, ...]) -> tup
     # sum of gradients.
     unit = training.origin.copy()
     alone = unit == NO_NODE
-    unit[alone] = t.forward + np.flatnonzero(alone)
-    walk = [row for row in t.walk_row.tolist() if row >= 2 * t.forward]
+    unit[alone] = t.forward_nodes + np.flatnonzero(alone)
+    walk = [row for row in t.walk_row.tolist() if row >= 2 * t.forward_nodes]
     before: dict[int, set[int]] = {int(unit[row]): set() for row in walk}
     waits: dict[int, list[int]] = defaultdict(list)
     for row, source in training.waits:
@@ -166,7 +167,7 @@ def _order_gradients(training: TrainingGraph, operators: tuple[int, ...]) -> tup
         reads = t.read_row[t.read_start[row] : t.read_start[row + 1]].tolist()
         shared = states.intersection(reads)
         sources = (*reads, *waits[row], *(latest[a] for a in shared if a in latest))
-        before[int(unit[row])].update(int(unit[r]) for r in sources if r >= 2 * t.forward)
+        before[int(unit[row])].update(int(unit[r]) for r in sources if r >= 2 * t.forward_nodes)
         latest.update(dict.fromkeys(shared, row))
     after: dict[int, list[int]] = defaultdict(list)
     for x, others in before.items():
@@ -203,7 +204,7 @@ def check(work: Workload, schedule: Schedule) -> None:
         tuple(dict.fromkeys(runs)) != work.operators
         or len(set(before)) < len(work.operators)
         or tuple(~x for x in order if x < 0) != work.gradients
-        or work.not_recomputable[recomputed].any()
+        or not work.recomputable[recomputed].all()
     ):
         raise MemongerError(
             "invalid schedule: every operator must run, and gradients must keep MXNet's order; "
@@ -266,10 +267,10 @@ def _without_unread(work: Workload, order: Sequence[int]) -> Schedule:
     backwards = list(enumerate(order))[::-1]
     first = {x: k for k, x in backwards}
     needed: set[int] = set()
-    kept: list[int] = []
+    used: list[int] = []
     for k, x in backwards:
         if first[x] == k or x in needed:
-            kept.append(x)
+            used.append(x)
             needed.discard(x)
             needed.update(work.reads[~x] if x < 0 else work.inputs[x])
-    return Schedule.of(kept[::-1])
+    return Schedule.of(used[::-1])

@@ -14,7 +14,7 @@ from memonger.costs.placement import Placement, place_items
 from memonger.costs.usage import Usage
 from memonger.graph.arrays import (
     BACKWARD,
-    KEPT,
+    ORIGINAL,
     RECOMPUTED,
     Signature,
     Signatures,
@@ -179,8 +179,8 @@ class TrainingStep(StepGraph):
 
         cuDNN has masks of bits, in a format of its own, so that only autograd can apply them.
         """
-        graph, forward = self.training.graph, self.parts.variants.forward
-        runs = np.bincount(self.rows.source[self.rows.time >= 0], minlength=forward)
+        graph = self.training.graph
+        runs = np.bincount(self.rows.source[self.rows.time >= 0], minlength=len(graph.nodes))
         once = [x for x in graph.operators if graph.nodes[x].op == "Dropout" and runs[x] == 1]
         origin, backward = self.training.origin, self.training.phases == BACKWARD
         variants = {x: np.flatnonzero((origin == x) & backward).tolist() for x in once}
@@ -244,7 +244,7 @@ def make_step(parts: Parts, rows: Rows, signatures: Sequence[Signature]) -> Trai
     for row, (source, is_again) in enumerate(zip(sources, again.tolist())):
         op = of_rows[row].op
         name = training.names[source] if source >= 0 else op
-        is_head = source >= training.arrays.forward and op == "null"
+        is_head = source >= training.arrays.forward_nodes and op == "null"
         names.append(f"{OURS}{row}_{name}" if is_again or is_head else name)
     return TrainingStep(
         graph=training.graph,
@@ -255,10 +255,10 @@ def make_step(parts: Parts, rows: Rows, signatures: Sequence[Signature]) -> Trai
             read_start=rows.read_start,
             read_row=rows.read_row,
             read_output=rows.read_output,
-            read_owner=np.full_like(rows.read_row, KEPT),
+            read_owner=np.full_like(rows.read_row, ORIGINAL),
             head_row=head_row,
             head_output=head_output,
-            head_owner=np.full_like(head_row, KEPT),
+            head_owner=np.full_like(head_row, ORIGINAL),
             outputs=outputs,
         ),
         signatures=of_rows,

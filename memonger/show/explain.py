@@ -16,7 +16,7 @@ from memonger.show.record import PlanRecord
 from memonger.show.timeline import find_kept
 from memonger.solve.describe import NO_OPERATORS
 from memonger.solve.facts import measure, predict
-from memonger.solve.limits import ORIGINAL
+from memonger.solve.limits import CHEN2016
 from memonger.solve.network import read_network
 from memonger.support.errors import format_size
 from memonger.support.types import Int64s, Shapes, SymbolOrBlock
@@ -301,7 +301,7 @@ def explain_choices(plan: PlanRecord, memory: Usage) -> PlanExplanation:
     ours = [i for i, n in enumerate(nodes) if not n.is_inserted]
     late = len(nodes) if plan.request.until is None else ours[plan.request.until]
     kept = {ours[k] for k in plan.request.keep.nodes}
-    has_budget, word = "budget" in plan.options, "mark" if plan.planner == ORIGINAL else "cut"
+    has_budget, word = "budget" in plan.options, "mark" if plan.planner == CHEN2016 else "cut"
     readers, negligible = _readers(memory), int(memory.live[peak]) / 1000
 
     def some(operators: Iterable[int]) -> str:

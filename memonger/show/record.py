@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from memonger.schedules.schedule import Schedule
-from memonger.solve.limits import ORIGINAL
+from memonger.solve.limits import CHEN2016
 from memonger.solve.network import Network
 from memonger.support.types import Json, Symbol
 
@@ -116,7 +116,7 @@ class PlanRecord:
             return "none" if self.schedule is None else "placed"
         if self.schedule is not None:
             return "schedule"
-        return "original" if self.planner == ORIGINAL else "marks"
+        return "original" if self.planner == CHEN2016 else "marks"
 
     @property
     def planned(self) -> Network:

@@ -193,12 +193,12 @@ def data_of(shown: Shown) -> dict[str, Json]:
             {
                 **facts(plan),
                 "batch": batch,
-                "step_seconds": float(_predict_times(plan, predict(plan.request)).step),
+                "step_seconds": float(_predict_times(plan, predict(plan.request)).step_seconds),
             }
             for batch, plan in sorted(shown.batches.items())
         ],
         "unplanned": list_alive(unplanned, operators, {}, most),
-        "step_seconds": float(times.step),
+        "step_seconds": float(times.step_seconds),
         "operators": {**operators, "group": _groups(unplanned, operators)},
     }
 

@@ -35,8 +35,8 @@ def list_operators(memory: Usage, times: Times) -> dict[str, list[Json]]:
         "part": divide(names, nbytes),
         "shape": [describe(tensors[0]) if tensors else "" for tensors in shown],
         "bytes": nbytes,
-        "forward": [float(f"{seconds:.4g}") for seconds in times.forward[operators]],
-        "gradient": [float(f"{seconds:.4g}") for seconds in times.gradient[operators]],
+        "forward": [float(f"{seconds:.4g}") for seconds in times.forward_seconds[operators]],
+        "gradient": [float(f"{seconds:.4g}") for seconds in times.gradient_seconds[operators]],
     }
 
 

@@ -23,7 +23,7 @@ from memonger.planners.marks.identities import drop_unused_identities
 from memonger.planners.marks.smallest import NO_PLAN, price_plan, smallest
 from memonger.schedules.expand import find_unwritten_biases
 from memonger.solve.facts import Facts
-from memonger.solve.limits import ORIGINAL
+from memonger.solve.limits import CHEN2016
 from memonger.support.errors import MB, MemongerError
 from memonger.support.parallel import progress_bar
 from memonger.support.types import Bools, Symbol
@@ -54,9 +54,9 @@ def refuse_marks(facts: Facts) -> None:
 def search_smallest(facts: Facts) -> SearchResult:
     """Search for the plan of least memory; it comes first, others of the search follow."""
     refuse_marks(facts)
-    if facts.limits.planner == ORIGINAL:
+    if facts.limits.planner == CHEN2016:
         return _search_as_original(facts)
-    effort, seconds = marks_search.EFFORT.times(facts.patience), facts.times.forward
+    effort, seconds = marks_search.EFFORT.times(facts.patience), facts.times.forward_seconds
     with progress_bar() as progress:
         searched = smallest(
             facts.hints,
@@ -89,7 +89,7 @@ def _search_as_original(facts: Facts) -> SearchResult:
             raise
         interrupted = True
     before, mask = min(trials, key=lambda pair: pair[0])  # the first of equal ones
-    plan = price_plan(rules, facts.times.forward, MarkPlan(mask), ORIGINAL)
+    plan = price_plan(rules, facts.times.forward_seconds, MarkPlan(mask), CHEN2016)
     if facts.limits.rules:
         text = "cost=%s MiB before the rules, %s MiB with them"
         log.info(text, before, plan.pool_bytes // MB)
@@ -131,7 +131,7 @@ def write_original(facts: Facts, threshold: int) -> tuple[chen2016.Trial, Symbol
 def read_own_marks(facts: Facts) -> Candidate:
     """Return the plan of the user's own marks (force_mirroring)."""
     own = MarkPlan(marks.read_own_mask(facts.graph))
-    return price_plan(facts.rules, facts.times.forward, own, OWN_MARKS)
+    return price_plan(facts.rules, facts.times.forward_seconds, own, OWN_MARKS)
 
 
 def predict_memory(facts: Facts, plan: Candidate) -> Usage:

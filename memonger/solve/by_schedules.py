@@ -51,8 +51,8 @@ def search_front(facts: Facts, smallest: SearchResult) -> SearchResult:
 def search_by_time(facts: Facts, patience: float) -> SearchResult:
     """Search for the Pareto-optimal plans by the times of operators."""
     with progress_bar() as progress:
-        effort, forward = trees.EFFORT.times(patience), facts.times.forward
-        search = trees.ScheduleSearch(facts.workload, effort, progress, forward, facts.parts)
+        effort, seconds = trees.EFFORT.times(patience), facts.times.forward_seconds
+        search = trees.ScheduleSearch(facts.workload, effort, progress, seconds, facts.parts)
         points = search.front()
     searched = _rate(facts, search, points)
     return replace(searched, plans=sorted(searched.plans, key=by_seconds))
@@ -68,7 +68,7 @@ def _rate(
     KeyboardInterrupt
         If the user has interrupted the search before.
     """
-    forward, unchanged = facts.times.forward, search.plain.operations
+    seconds, unchanged = facts.times.forward_seconds, search.plain.operations
     plans = []
     for point in sorted(points, key=by_memory):
         schedule = point.state
@@ -77,7 +77,7 @@ def _rate(
             Candidate(
                 schedule,
                 search.count_least(schedule),
-                float(schedule.recomputed(len(forward)) @ forward),
+                float(schedule.recomputed(len(seconds)) @ seconds),
                 NO_RECOMPUTATION if is_plain else SEARCHED,
             )
         )

@@ -27,7 +27,7 @@ from memonger.schedules.layouts import LayoutMismatch
 from memonger.solve import by_marks, by_schedules
 from memonger.solve.describe import describe_too_little, explain_little, format_bytes
 from memonger.solve.facts import Facts
-from memonger.solve.limits import AUTO, MARKS, ORIGINAL, SCHEDULE
+from memonger.solve.limits import AUTO, CHEN2016, MARKS, SCHEDULE
 from memonger.solve.search import (
     BY,
     SLACK,
@@ -316,7 +316,7 @@ def _or_marks(solution: Solution) -> Solution:
 def _keep_own_marks(solution: Solution) -> Solution:
     """Return the user's own marks in place of a solution that takes more memory."""
     facts = solution.facts
-    if solution.interrupted or facts.limits.planner == ORIGINAL:
+    if solution.interrupted or facts.limits.planner == CHEN2016:
         return solution
     if not marks.read_own_mask(facts.graph).any():
         return solution
@@ -329,14 +329,14 @@ def _keep_own_marks(solution: Solution) -> Solution:
     memory = predict_allowed(facts, plan)
     if memory is None or memory.pool_bytes >= solution.memory.pool_bytes:
         return solution
-    kept = make_solution(facts, MARKS, plan)
+    own = make_solution(facts, MARKS, plan)
     text = "the network keeps its own marks (force_mirroring), which take %s; the plan takes %s"
     largest = solution.memory.pool_bytes
-    sizes = format_size(kept.memory.pool_bytes, largest), format_size(largest)
+    sizes = format_size(own.memory.pool_bytes, largest), format_size(largest)
     return replace(
-        kept,
-        costs={**solution.costs, **kept.costs},
-        warnings=(*kept.warnings, text % sizes),
+        own,
+        costs={**solution.costs, **own.costs},
+        warnings=(*own.warnings, text % sizes),
     )
 
 
@@ -397,7 +397,7 @@ def _advise(solution: Solution) -> Solution:
     if solution.interrupted:
         text = f"interrupted: returning the smallest {NOUNS[solution.way]} that was found so far: "
         warnings.append(f"{text}{cost} ({before} without a plan)")
-    if facts.limits.planner == ORIGINAL:
+    if facts.limits.planner == CHEN2016:
         useless = False  # the original returns its plan in any case
         if not facts.hints:
             text = "the network has no mirror_stage marks, so the original planner cannot cut it"

@@ -14,7 +14,7 @@ from memonger.planners.marks.rules import kept_summary
 from memonger.planners.marks.smallest import NO_PLAN
 from memonger.solve.by_schedules import estimate_least
 from memonger.solve.facts import ONE_MORE_PASS, Facts
-from memonger.solve.limits import MARKS, ORIGINAL
+from memonger.solve.limits import CHEN2016, MARKS
 from memonger.support.errors import BudgetError, format_size
 
 log = logging.getLogger("memonger")
@@ -34,9 +34,9 @@ def explain_little(facts: Facts) -> str:
     ruled = kept_summary((nodes[i].op, why) for i, why in rules.reasons.items())
     if not facts.graph.operators:
         return NO_OPERATORS
-    if not rules.allowed.any() and until is not None:
+    if not rules.recomputable.any() and until is not None:
         return f"no operator before {nodes[until].name!r} (until=) may be recomputed"
-    if not rules.allowed.any():
+    if not rules.recomputable.any():
         return f"every operator must be kept ({ruled})"
     text = f"the peak is {format_size(facts.unplanned.peak_bytes)}; "
     if ruled and least.nbytes > least.own_bytes:
@@ -78,7 +78,7 @@ def suggest(facts: Facts, limit: int, beside: int, pool: int) -> str:
     of the pool.
     """
     text = ""
-    if facts.limits.how == MARKS and facts.limits.planner != ORIGINAL:
+    if facts.limits.how == MARKS and facts.limits.planner != CHEN2016:
         least = estimate_least(facts, math.inf)
         if least is not None and least + beside <= limit:
             text = f" A schedule fits, with about {format_size(least + beside)}: how='schedule', "

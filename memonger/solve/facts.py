@@ -241,13 +241,13 @@ class Facts:
 
     def add_to_step(self, seconds: float) -> float:
         """Return seconds as a share of the time of a step without a plan."""
-        return seconds / (self.times.step or 1)
+        return seconds / (self.times.step_seconds or 1)
 
     def predict_added(self, memory: Usage) -> float:
         """Predict the time that recomputation adds to a step, as a share of one without a plan."""
         known = memory.training is self.training
         times = self.times if known else find_times(memory.training, self.timed_on)
-        return float(times.forward[memory.recomputed].sum() / times.step)
+        return float(times.forward_seconds[memory.recomputed].sum() / times.step_seconds)
 
     def count_bytes(self, memory: Usage) -> int:
         """Return the bytes of a plan as the budget counts them: of the pool, or of the device."""

@@ -18,7 +18,7 @@ from memonger.support.types import Keywords, NDArray, PlanOptions, Unpack
 
 SCHEDULE, MARKS, AUTO = "schedule", "marks", "auto"
 STRATEGIES = (SCHEDULE, MARKS, AUTO)
-SMALLEST, ORIGINAL = PLANNERS = "smallest", "chen2016"
+SMALLEST, CHEN2016 = PLANNERS = "smallest", "chen2016"
 KNEE = "knee"
 
 OF_FIRST_CALL = "the plan is made at the first call under autograd.record(), for its inputs"

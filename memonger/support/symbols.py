@@ -264,9 +264,9 @@ def keep_casts(symbol: Symbol, nodes: Sequence[Json]) -> Symbol:
     """Return a symbol, which it takes over, as a `SymbolWithCasts` if it has casts of AMP."""
     if not any(node["op"] in ("amp_cast", "amp_multicast") for node in nodes):
         return symbol
-    kept = SymbolWithCasts(symbol.handle)
+    with_casts = SymbolWithCasts(symbol.handle)
     symbol.handle = mx.base.SymbolHandle()
-    return kept
+    return with_casts
 
 
 def all_outputs(graph: Json) -> Symbol:

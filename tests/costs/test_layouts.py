@@ -137,7 +137,7 @@ def predicted(conv: Any) -> int:
     size_of = {"kernel": (kernel,) * 2, "stride": (stride,) * 2, "pad": (pad,) * 2}
     x = S.Convolution(S.var("data"), num_filter=oc, num_group=groups, no_bias=True, **size_of)
     training = training_graph(forward(x, {"data": (mb, ic, size, size)}))
-    t, nothing = training.arrays, np.zeros(training.arrays.forward, dtype=np.bool_)
+    t, nothing = training.arrays, np.zeros(training.arrays.forward_nodes, dtype=np.bool_)
     step = compiled.find_step(t, nothing)
     layouts = compiled.follow_layouts(t, find_layouts(training), step)[0]
     return int(layouts[t.output_start[training.ops.index("Convolution")]])

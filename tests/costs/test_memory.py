@@ -166,7 +166,7 @@ def test_no_plan_goes_below(drawn: Any, seed: int, share: float, level: str) -> 
     symbol, shapes = drawn
     rules = rules_of(symbol, shapes)
     chosen = np.random.RandomState(seed).uniform(size=len(rules.graph.nodes)) < share
-    mask = rules.apply(chosen & rules.allowed)
+    mask = rules.apply(chosen & rules.recomputable)
     for training in rules.trainings:
         assert find_lower_bound(training).nbytes <= pool(training, mask).live.max()
     work = work_of(symbol, shapes)
@@ -181,5 +181,5 @@ def test_blocks_are_of_whole_float32() -> None:
         S.MakeLoss(S.tanh(S.Variable("data") * 2)), {"data": (1, 3)}, {"data": "float16"}
     )
     training = training_graph(graph)
-    replayed = pool(training, np.zeros(training.arrays.forward, dtype=np.bool_))
+    replayed = pool(training, np.zeros(training.arrays.forward_nodes, dtype=np.bool_))
     assert set(replayed.allocated.tolist()) == {8}

@@ -232,5 +232,5 @@ def test_usage_tells_what_is_alive_when() -> None:
 
 def test_a_network_without_a_pool_has_no_tensors() -> None:
     training = training_graph(forward(mx.sym.Variable("data"), {"data": (2, 2)}))
-    usage = pool(training, np.zeros(training.arrays.forward, dtype=np.bool_))
+    usage = pool(training, np.zeros(training.arrays.forward_nodes, dtype=np.bool_))
     assert (len(usage.start), usage.peak_bytes, usage.pool_bytes) == (0, 0, 0)

@@ -36,7 +36,7 @@ def two_layers() -> TrainingGraph:
 
 
 def by_name(training: TrainingGraph, values: np.ndarray) -> Any:
-    n = training.arrays.forward
+    n = training.arrays.forward_nodes
     return {training.names[i]: values[i] for i in np.flatnonzero(values) if not n <= i < 2 * n}
 
 
@@ -57,10 +57,10 @@ def test_the_slower_of_arithmetic_and_memory_is_the_time(monkeypatch: pytest.Mon
     monkeypatch.setitem(GPUS, "of one FLOP/s", Rates(1.0, 1e12, 0.5))
     monkeypatch.setitem(GPUS, "of one byte/s", Rates(1e12, 1.0, 0.0))
     arithmetic = predict_times(training, "of one FLOP/s")
-    assert arithmetic.forward[rows] == pytest.approx([120.5, 20.5, 0])
+    assert arithmetic.forward_seconds[rows] == pytest.approx([120.5, 20.5, 0])
     memory = predict_times(training, "of one byte/s")
-    assert memory.forward[rows] == pytest.approx([188, 160, 0])
-    assert memory.step > memory.forward.sum()
+    assert memory.forward_seconds[rows] == pytest.approx([188, 160, 0])
+    assert memory.step_seconds > memory.forward_seconds.sum()
 
 
 def test_gradients_that_are_not_computed() -> None:
@@ -73,10 +73,10 @@ def test_gradients_that_are_not_computed() -> None:
     names = [node.name for node in graph.nodes]
     for device in (NOMINAL_CPU, "V100"):
         times = predict_times(training_graph(graph, [names.index("fc_weight")]), device)
-        gradient = dict(zip(names, times.gradient.tolist()))
+        gradient = dict(zip(names, times.gradient_seconds.tolist()))
         assert gradient["frozen"] == gradient["tanh"] == 0 and gradient["fc"] > 0
         everything = predict_times(training_graph(graph), device)
-        assert (everything.gradient[list(graph.operators[:3])] > 0).all()
+        assert (everything.gradient_seconds[list(graph.operators[:3])] > 0).all()
 
 
 def class_of(symbol: Any, **shapes: Any) -> str:
@@ -109,7 +109,7 @@ def test_what_is_dear_on_one_gpu_is_cheap_on_another() -> None:
     x = S.sin(S.sin(x, name="first"), name="second")
     training = training_graph(planned.forward(S.MakeLoss(x), {"data": (8192, 256)}))
     fc, first, second = map(list(training.names).index, ("fc", "first", "second"))
-    volta, ada = (predict_times(training, gpu).forward for gpu in ("V100", "L4"))
+    volta, ada = (predict_times(training, gpu).forward_seconds for gpu in ("V100", "L4"))
     assert volta[fc] > volta[first] + volta[second] and ada[fc] < ada[first] + ada[second]
 
 
@@ -228,11 +228,14 @@ def test_operators_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ops = [op for op, *_ in job["operators"]]
     assert sorted({*ops}) == sorted(ops) and {"FullyConnected", "Activation", "Embedding"} <= {*ops}
     layers = [names.index(f"fc{k}") for k in range(3)]
-    assert len({*times.forward[layers]}) == 1 and times.forward[layers[0]] > 0
-    assert (times.forward != predicted.forward).any() and times.gradient[layers[0]] > 0
-    assert again.step == times.step and np.array_equal(again.forward, times.forward)
-    more = (times.forward - predicted.forward + times.gradient - predicted.gradient).sum()
-    assert times.step == pytest.approx(predicted.step + more)
+    assert len({*times.forward_seconds[layers]}) == 1 and times.forward_seconds[layers[0]] > 0
+    assert (times.forward_seconds != predicted.forward_seconds).any()
+    assert times.gradient_seconds[layers[0]] > 0
+    assert again.step_seconds == times.step_seconds
+    assert np.array_equal(again.forward_seconds, times.forward_seconds)
+    more = (times.forward_seconds - predicted.forward_seconds).sum()
+    more += (times.gradient_seconds - predicted.gradient_seconds).sum()
+    assert times.step_seconds == pytest.approx(predicted.step_seconds + more)
 
 
 @pytest.mark.slow
@@ -249,7 +252,7 @@ def test_an_operator_that_crashes_costs_one_figure(caplog: Any) -> None:
     predicted = predict_times(training, NOMINAL_CPU)
     times = find_times(training, TimedDevice(NOMINAL_CPU, CPU))
     names = [node.name for node in training.graph.nodes]
-    same = dict(zip(names, (times.forward == predicted.forward).tolist()))
+    same = dict(zip(names, (times.forward_seconds == predicted.forward_seconds).tolist()))
     assert same["crash"] and not any(same[name] for name in ("before", "whole", "back", "behind"))
     (line,) = [record.getMessage() for record in caplog.records]
     assert "elemwise_div of (4, 5), (4, 5)" in line and "SIGFPE" in line and "predicted" in line
@@ -262,5 +265,5 @@ def test_without_a_child_process_all_times_are_predicted(
     training = training_graph(planned.forward(symbol, {"data": (7,)}))
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     times = find_times(training, TimedDevice(NOMINAL_CPU, CPU))
-    assert times.step == predict_times(training, NOMINAL_CPU).step
+    assert times.step_seconds == predict_times(training, NOMINAL_CPU).step_seconds
     assert "no operator can be measured" in caplog.text and "/nowhere/python" in caplog.text

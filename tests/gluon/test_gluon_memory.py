@@ -131,7 +131,7 @@ def test_a_process_grows_by_one_pool_for_batches_of_all_sizes() -> None:
     assert several < 2.5 * marks  # MXNet and MKLDNN take some MB for each size beside the pool
 
 
-def test_calls_that_are_never_differentiated_share_two_pools(
+def test_calls_that_are_never_differentiated_share_two_runners(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a loop that does not wait, where the engine holds the tape of calls that are over."""

@@ -103,7 +103,7 @@ def random_plans(dry: DryRun, networks: int, device: str) -> Any:
         kept = tuple(c for c in list_identities(rules) if drawn[c.node] and random.uniform() < 0.3)
         bare = marks.write(symbol, drawn, (), marks.make_inferable(symbol, kept, shapes))
         (mask, settled_copies), *_ = drop_unused_identities(
-            rules, MarkPlan(drawn & rules.allowed, kept)
+            rules, MarkPlan(drawn & rules.recomputable, kept)
         )
         copies = marks.make_inferable(symbol, settled_copies, shapes)
         bound = binds(marks.write(symbol, mask, rules.native(mask), copies), graph)

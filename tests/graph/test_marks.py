@@ -192,7 +192,7 @@ def test_operators_that_mxnet_merges_share_one_mark() -> None:
     assert (same != np.arange(len(same))).sum() == 4
     kept = 0
     for _ in range(100):
-        mask = (random.uniform(size=len(same)) < 0.7) & rules.allowed
+        mask = (random.uniform(size=len(same)) < 0.7) & rules.recomputable
         mask &= mask[same]
         applied = mask.copy()
         compiled.apply_rules(rules.arrays[0], applied)  # once, as in a search
@@ -237,7 +237,7 @@ def test_a_tie_keeps_the_rules_content() -> None:
     product = [node.name for node in rules.graph.nodes].index("product")
     for tie, recomputed in (("", False), ("float32", True)):
         plan, *_ = drop_unused_identities(
-            rules, MarkPlan(rules.allowed, (SavedIdentity(product, tie),))
+            rules, MarkPlan(rules.recomputable, (SavedIdentity(product, tie),))
         )
         assert plan.mask[product] == bool(plan.identities) == recomputed
 

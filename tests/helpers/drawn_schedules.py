@@ -30,7 +30,7 @@ def nested(work: Workload, levels: int, seed: int, share: float = 0.5) -> Schedu
     random, count = np.random.RandomState(seed), len(work.gradients)
     cuts = {k for d in range(levels) for k in random.randint(0, max(1, count), 2**d).tolist()}
     return _dropping(
-        work, lambda k: k in cuts and random.uniform(size=len(work.not_recomputable)) < share
+        work, lambda k: k in cuts and random.uniform(size=len(work.recomputable)) < share
     )
 
 
@@ -42,9 +42,9 @@ def everything(work: Workload) -> Schedule:
 def _dropping(work: Workload, dropped: Callable[[int], Any]) -> Schedule:
     """Let these results go before each gradient, if their operators may run again."""
     operations: list[int] = list(work.operators)
-    gone, may = np.zeros((2, len(work.not_recomputable)), dtype=np.bool_)
+    gone, may = np.zeros((2, len(work.recomputable)), dtype=np.bool_)
     may[operations] = True
-    may &= ~work.not_recomputable
+    may &= work.recomputable
     for k, x in enumerate(work.gradients):
         gone |= may & dropped(k)
         run_again(work, work.reads[x], gone, operations)
@@ -59,7 +59,7 @@ def of_marks(work: Workload, mask: np.ndarray) -> Schedule:
     of a kept operator runs nothing.
     """
     order = list(work.operators)
-    recomputed = np.asarray(mask, dtype=np.bool_) & ~work.not_recomputable
+    recomputed = np.asarray(mask, dtype=np.bool_) & work.recomputable
     missing = recomputed.copy()
     for x in work.gradients:
         if recomputed[x]:
@@ -83,7 +83,7 @@ def run_again(work: Workload, wanted: Iterable[int], missing: np.ndarray, order:
 LEVELS: dict[str, Callable[[Workload, int], Schedule]] = {
     "plain": lambda work, seed: plain(work),
     "marks": lambda work, seed: of_marks(
-        work, np.random.RandomState(seed).uniform(size=len(work.not_recomputable)) < 0.7
+        work, np.random.RandomState(seed).uniform(size=len(work.recomputable)) < 0.7
     ),
     "one level": lambda work, seed: nested(work, 1, seed, 0.9),
     "three levels": lambda work, seed: nested(work, 3, seed),

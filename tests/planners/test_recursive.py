@@ -19,7 +19,7 @@ from memonger.planners.annealing import empty_memo
 from memonger.planners.candidates import by_memory
 from memonger.planners.trees.price import make_problem
 from memonger.planners.trees.search import ScheduleSearch
-from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, NOTHING, Steps
+from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, NOTHING, Positions
 from memonger.planners.trees.trees import binomial_tree
 from memonger.support.kernels import compiled
 from memonger.schedules.schedule import Schedule, check
@@ -41,14 +41,16 @@ EFFORT = SHORT[1]  # of a search for schedules
 # ---------------------------------------------------------------- the oracle
 
 
-def chain_of(steps: int) -> Steps:
+def chain_of(steps: int) -> Positions:
     """Make equal steps, each of which needs for its reversal what it was computed from."""
     count = np.arange(steps, dtype=np.int32)
     no = np.zeros(steps, dtype=np.bool_)
     before = np.maximum(np.arange(-1, steps, dtype=np.int32), 0)  # the first reads a variable
     last, read = np.append(count[1:], -1).astype(np.int32), (before, count[:-1])
     flags = count == steps - 1, ~no, no
-    return Steps(*read, *read, last, count + 1, count[-1:], *flags, np.ones(steps), flags[0][:0])
+    return Positions(
+        *read, *read, last, count + 1, count[-1:], *flags, np.ones(steps), flags[0][:0]
+    )
 
 
 def most_states(steps: int, operations: list[int]) -> int:

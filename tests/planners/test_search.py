@@ -19,7 +19,7 @@ from memonger.planners.marks.identities import (
 )
 from memonger.planners.marks.cuts import cheap_cuts, walk
 from memonger.planners.marks.rules import Rules
-from memonger.planners.marks.search import Effort, MarkSearch
+from memonger.planners.marks.search import MarkEffort, MarkSearch
 from memonger.planners.marks.smallest import price_plan
 from memonger.planners.candidates import MarkPlan, by_time, pareto_front
 from memonger.support.cache import forget
@@ -52,7 +52,7 @@ def unit_times(rules: Rules) -> np.ndarray:
 def search_of(symbol: Any, shapes: Any, targets: Any = ANYWHERE) -> MarkSearch:
     rules = rules_of(symbol, shapes, targets)
     cuts = cheap_cuts(rules.graph, 600)
-    copies, effort = identities_at(rules, cuts), Effort(patience=0.02)
+    copies, effort = identities_at(rules, cuts), MarkEffort(patience=0.02)
     return MarkSearch(rules, unit_times(rules), cuts, copies, Threads(), effort)
 
 
@@ -91,7 +91,7 @@ def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last()
     symbol = mx.sym.LinearRegressionOutput(x + y, name="out")
     rules = rules_of(symbol, {"data": (4, 8)})
     places, seconds = every_cut(rules.graph), unit_times(rules)
-    search = MarkSearch(rules, seconds, places, (), Threads(), Effort())
+    search = MarkSearch(rules, seconds, places, (), Threads(), MarkEffort())
     names = [node.name for node in rules.graph.nodes]
     saved = [(names[cut.after], [names[i] for i in cut.keep]) for cut in search.cuts]
     assert saved[:2] == [("skip", ["skip"]), ("tanh0", ["skip", "tanh0"])]
@@ -100,7 +100,7 @@ def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last()
         state = np.zeros(len(search.cuts), dtype=np.int8)
         state[chosen] = 1
         mask = compiled.read_state(search.space, state)[0]
-        expected = rules.allowed.copy()
+        expected = rules.recomputable.copy()
         expected[search.cuts[chosen[-1]].after + 1 :] = False
         expected[[i for k in chosen for i in search.cuts[k].keep]] = False
         assert (mask == rules.apply(expected)).all() and mask.any()

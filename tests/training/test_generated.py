@@ -68,7 +68,7 @@ def test_any_marks_that_the_rules_leave_train_alike(
     symbol, shapes = drawn
     rules, random = rules_of(symbol, shapes), np.random.RandomState(seed)
     chosen = [c for c in list_identities(rules) if random.uniform() < 0.5 and kept != "none"]
-    mask = rules.allowed & (random.uniform(size=len(rules.allowed)) < share)
+    mask = rules.recomputable & (random.uniform(size=len(rules.recomputable)) < share)
     mask[[copy.node for copy in chosen]] = True
     unfused = kept == "unfused"
     copies = tuple(copy._replace(unfused=unfused) for copy in chosen)

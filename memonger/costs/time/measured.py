@@ -58,14 +58,14 @@ def measure_times(training: TrainingGraph, ctx: Context, predicted: Times) -> Ti
     for key, seconds in zip(missing, found):
         known[key] = seconds
         _measured.put(key, seconds)
-    forward, gradient = predicted.forward.copy(), predicted.gradient.copy()
+    once, gradient = predicted.forward_seconds.copy(), predicted.gradient_seconds.copy()
     for i, key in keys.items():
         seconds = known[key]
         if seconds:
-            forward[i], both = seconds
-            gradient[i] = max(0.0, both - forward[i]) if gradient[i] else 0.0
-    more = (forward - predicted.forward + gradient - predicted.gradient).sum()
-    return Times(forward, gradient, predicted.step + float(more))
+            once[i], both = seconds
+            gradient[i] = max(0.0, both - once[i]) if gradient[i] else 0.0
+    more = (once - predicted.forward_seconds + gradient - predicted.gradient_seconds).sum()
+    return Times(once, gradient, predicted.step_seconds + float(more))
 
 
 def _measure_elsewhere(operators: Sequence[Json], ctx: Context) -> list[Json]:

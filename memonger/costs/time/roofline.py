@@ -22,16 +22,16 @@ from memonger.support.types import Bools, Doubles
 
 
 class Times(NamedTuple):
-    """The times of a training step, in seconds."""
+    """The times of a training step."""
 
-    forward: Doubles  # (nodes,): of each forward node, each time it runs
-    gradient: Doubles  # (nodes,): of the gradient of each forward node, 0 if it is not computed
-    step: float  # of a training step without a plan
+    forward_seconds: Doubles  # (nodes,): of each forward node, each time it runs
+    gradient_seconds: Doubles  # (nodes,): of the gradient of each; 0 if it is not computed
+    step_seconds: float  # of a training step without a plan
 
 
 def predict_times(training: TrainingGraph, device: str) -> Times:
     """Predict the times of a training step on a device: a name in `GPUS`, or `NOMINAL_CPU`."""
-    t, n = training.arrays, training.arrays.forward
+    t, n = training.arrays, training.arrays.forward_nodes
     rates = CPU_RATES if device == NOMINAL_CPU else GPUS[device]
     arithmetic, moving = count_row_flops(training) / rates.flops, count_moved_bytes(training)
     seconds = np.maximum(arithmetic, moving / rates.nbytes)
@@ -53,11 +53,11 @@ def count_row_flops(training: TrainingGraph) -> Doubles:
     A gradient counts as its operator for each input that has a gradient, but at most twice.
     """
     owner = training.origin[training.phases == BACKWARD]
-    forward = count_forward_flops(training.graph).astype(np.float64)
+    flops = count_forward_flops(training.graph).astype(np.float64)
     inputs = [min(2, max(1, len(facts.passes))) for facts in training.facts]
-    rows = np.bincount(owner[owner >= 0], minlength=len(forward))  # gradient rows of each operator
-    share = forward * inputs / np.maximum(rows, 1)
-    return np.concatenate([forward, forward, np.where(owner >= 0, share[owner], 0)])
+    rows = np.bincount(owner[owner >= 0], minlength=len(flops))  # gradient rows of each operator
+    share = flops * inputs / np.maximum(rows, 1)
+    return np.concatenate([flops, flops, np.where(owner >= 0, share[owner], 0)])
 
 
 def count_moved_bytes(training: TrainingGraph) -> Doubles:

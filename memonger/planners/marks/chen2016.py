@@ -51,7 +51,7 @@ def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -
     """
     mask = np.zeros(len(graph.nodes), dtype=np.bool_)
     local_size = save_size = max_size = 0
-    last_stage, kept = "", False
+    last_stage, is_saved = "", False
     for i, node in enumerate(graph.nodes):
         for name, tensor in zip(graph.output_names[i], graph.tensors[i]):
             if name != "data" and name.endswith(PARAMETER_ENDINGS):
@@ -63,14 +63,14 @@ def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -
             if hint is None:
                 continue
             if hint == "True" or hint != last_stage:
-                kept = local_size > threshold * MB
-                if kept:
+                is_saved = local_size > threshold * MB
+                if is_saved:
                     save_size += size
                     max_size = max(max_size, local_size)
                     local_size = 0
                     mask[i] = False
                 last_stage = hint
-            elif kept:
+            elif is_saved:
                 save_size += size
                 mask[i] = False
     return Trial(threshold, mask, save_size, max_size)

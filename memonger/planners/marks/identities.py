@@ -42,7 +42,7 @@ def list_identities(rules: Rules) -> tuple[SavedIdentity, ...]:
     identities = []
     for i in graph.operators:
         tensor = graph.tensors[i][0]
-        may_help = rules.allowed[i] and not rules.forced[i] and facts[i].inputs
+        may_help = rules.recomputable[i] and not rules.forced[i] and facts[i].inputs
         # A scalar (shape ()) would come out of a fusion barrier with an axis.
         if may_help and i in read and unmerged[same[i]] and tensor.shape:
             is_free = tolerant[i] or facts[i].own_output

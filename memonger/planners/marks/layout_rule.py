@@ -66,7 +66,7 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
     if not _may_change(training, layouts, step, read_layout, matters):
         return NO_RULE
     wanted = np.where(layouts.shows, read_layout, ANY_LAYOUT)
-    reads, outputs = int(t.read_start[t.forward]), int(t.output_start[t.forward])
+    reads, outputs = int(t.read_start[t.forward_nodes]), int(t.output_start[t.forward_nodes])
     for array, count in (
         (wanted, reads),
         (output_layout, outputs),
@@ -98,7 +98,7 @@ def _may_change(
         for q in range(int(t.inplace_start[row]), int(t.inplace_start[row + 1])):
             out, read = int(t.inplace_output[q]), int(t.inplace_read[q])
             j = read - first
-            if row >= 2 * t.forward and t.read_row[read] >= 2 * t.forward:
+            if row >= 2 * t.forward_nodes and t.read_row[read] >= 2 * t.forward_nodes:
                 continue  # gradients read gradients in the same order under any plan
             code, number, plays = layouts.code[out], layouts.number[out], layouts.plays[first:last]
             results = possible.setdefault(out, set())

@@ -21,7 +21,7 @@ static void keep_unread(Memory *memory, Keeping *k, const RuleArrays *r, const S
     const GraphArrays *t = k->t;
     const GradientArrays *f = k->facts;
     const bool *held = f->held.at, *own_output = f->own_output.at;
-    int64_t n = t->forward;
+    int64_t n = t->forward_nodes;
     bool *copied = ZEROS(memory, bool, n);
     for (int64_t i = 0; i < step->order.count; i++) {
         int64_t row = step->order.at[i], x = row - n;
@@ -56,9 +56,9 @@ static void keep_unread(Memory *memory, Keeping *k, const RuleArrays *r, const S
 static void keep_around(Keeping *k, int64_t row)
 {
     const GradientArrays *facts = k->facts;
-    if (row >= 2 * k->t->forward)
+    if (row >= 2 * k->t->forward_nodes)
         return;
-    int64_t x = row % k->t->forward;
+    int64_t x = row % k->t->forward_nodes;
     keep(k, x);
     for (int32_t q = facts->read_start.at[x]; q < facts->read_start.at[x + 1]; q++)
         keep(k, facts->reader.at[facts->read.at[q]]);
@@ -72,7 +72,7 @@ static void keep_holder(Keeping *k, int64_t row, int64_t place)
     const GradientArrays *facts = k->facts;
     const int32_t *read_row = k->t->read_row.at;
     int32_t first = k->t->read_start.at[row], last = k->t->read_start.at[row + 1];
-    int64_t n = k->t->forward, holder = -1;
+    int64_t n = k->t->forward_nodes, holder = -1;
     if (place >= 0 && row < 2 * n) {
         int64_t x = read_row[first + place] % n;
         for (int32_t q = facts->read_start.at[x]; q < facts->read_start.at[x + 1]; q++) {
@@ -163,7 +163,7 @@ static void keep_surely_unread(Memory *memory, const RuleArrays *r, Bools mask)
     Memory then = *memory;
     bool *read = ZEROS(memory, bool, n);
     for (int64_t j = t->read_start.at[2 * n]; j < reads; j++)
-        if (t->read_owner.at[j] != KEPT && mask.at[t->read_owner.at[j]] && t->read_holds.at[j])
+        if (t->read_owner.at[j] != ORIGINAL && mask.at[t->read_owner.at[j]] && t->read_holds.at[j])
             read[t->read_row.at[j]] = true;
     for (int64_t x = n - 1; x >= 0; x--) {
         if (!mask.at[x] || r->same.at[x] != x)
@@ -182,7 +182,7 @@ void apply_rules(Memory *memory, const RuleArrays *r, Bools mask, Step *step)
 {
     int64_t n = mask.count;
     for (int64_t i = 0; i < n; i++)
-        mask.at[i] &= r->allowed.at[i];
+        mask.at[i] &= r->recomputable.at[i];
     share(r, mask);
     keep_surely_unread(memory, r, mask);
     Memory then = *memory;

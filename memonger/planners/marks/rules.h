@@ -26,10 +26,10 @@ typedef struct {
 typedef struct {
     GraphArrays arrays;
     GradientArrays facts;
-    Bools allowed;  /* by node: whether it may be recomputed */
-    Bools tolerant; /* by node: whether it may be recomputed without a reader */
-    bool fusion;    /* whether pointwise fusion may be on */
-    Int64s same;    /* by node: the first of the nodes with which it shares a mark */
+    Bools recomputable; /* by node: whether it may be recomputed */
+    Bools tolerant;     /* by node: whether it may be recomputed without a reader */
+    bool fusion;        /* whether pointwise fusion may be on */
+    Int64s same;        /* by node: the first of the nodes with which it shares a mark */
     LayoutRule layouts;
 } RuleArrays;
 

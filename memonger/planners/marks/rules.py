@@ -84,10 +84,10 @@ class Rules:
         self._with_identities: Latest[Rules] = Latest(1)
         #: Operator that must be kept -> the reason.
         self.reasons = self._reasons()
-        #: (nodes,): whether each node may be recomputed.
-        self.allowed = np.zeros(len(self.graph.nodes), dtype=np.bool_)
-        self.allowed[[i for i in self.graph.operators if i not in self.reasons]] = True
-        self.allowed[list(kept)] = False
+        #: (nodes,): whether each node may be recomputed. Variables may not.
+        self.recomputable = np.zeros(len(self.graph.nodes), dtype=np.bool_)
+        self.recomputable[[i for i in self.graph.operators if i not in self.reasons]] = True
+        self.recomputable[list(kept)] = False
         #: (nodes,): whether every plan recomputes it. Nodes that MXNet merges share a mark.
         same = np.array(trainings[0].same, dtype=np.int64)
         self.forced = np.isin(same, same[list(forced)])
@@ -142,12 +142,13 @@ class Rules:
         return reasons
 
     def _arrays(self, training: TrainingGraph, layouts: LayoutRule, tolerant: Bools) -> RuleArrays:
-        n, facts, read_start = training.arrays.forward, training.facts, training.arrays.read_start
+        t, facts = training.arrays, training.facts
+        n, read_start = t.forward_nodes, t.read_start
         reader = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
         place = np.arange(len(reader)) - read_start[reader]
-        start, read = compiled.group_by_key(training.arrays.read_row[: len(reader)], n)
+        start, read = compiled.group_by_key(t.read_row[: len(reader)], n)
         return RuleArrays(
-            arrays=training.arrays,
+            arrays=t,
             facts=GradientArrays(
                 own_output=np.array([f.own_output for f in facts], dtype=np.bool_),
                 follows=np.array([f.follows for f in facts], dtype=np.bool_),
@@ -158,7 +159,7 @@ class Rules:
                 passes=np.array([k in facts[x].passes for x, k in zip(reader, place)], np.bool_),
                 held=np.array([k in facts[x].inputs for x, k in zip(reader, place)], np.bool_),
             ),
-            allowed=self.allowed,
+            recomputable=self.recomputable,
             tolerant=tolerant,
             fusion=GPU_FUSION in self.targets,
             same=np.array(training.same, dtype=np.int64),
@@ -168,7 +169,7 @@ class Rules:
     def _tolerant(self) -> Bools:
         """Return for each node whether it may be recomputed without a reader, (nodes,)."""
         graph, mkldnn = self.graph, self.trainings[0].settings.mkldnn
-        native = set(self.native(self.allowed))
+        native = set(self.native(self.recomputable))
         tolerant = np.zeros(len(graph.nodes), dtype=np.bool_)
         for i in graph.operators:
             node = graph.nodes[i]
@@ -231,11 +232,11 @@ class NoRules(Rules):
 
     def _arrays(self, training: TrainingGraph, layouts: LayoutRule, tolerant: Bools) -> RuleArrays:
         arrays = super()._arrays(training, NO_RULE, tolerant)
-        bare: RuleArrays = arrays.replace(fusion=False, same=np.arange(len(self.allowed)))
+        bare: RuleArrays = arrays.replace(fusion=False, same=np.arange(len(self.recomputable)))
         return bare
 
     def _tolerant(self) -> Bools:
-        return np.ones(len(self.allowed), dtype=np.bool_)
+        return np.ones(len(self.recomputable), dtype=np.bool_)
 
     def native(self, mask: Bools) -> list[int]:
         return []
@@ -259,7 +260,7 @@ class RuleArrays(Struct):
 
     arrays: GraphArrays
     facts: GradientArrays
-    allowed: Bools
+    recomputable: Bools
     tolerant: Bools
     fusion: bool
     same: Int64s

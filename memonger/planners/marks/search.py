@@ -64,7 +64,7 @@ class Phase(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Effort:
+class MarkEffort:
     """The length of a search.
 
     Its phases share ``tries``, or fewer, so that at most ``nodes`` nodes are replayed; both times
@@ -84,12 +84,12 @@ class Effort:
     )
     sizes: int = 200  # of the archive: plans of different memory
 
-    def times(self, patience: float) -> Effort:
+    def times(self, patience: float) -> MarkEffort:
         """Return the effort of a search that is ``patience`` times as long."""
         return replace(self, patience=patience * self.patience)
 
 
-EFFORT = Effort()
+EFFORT = MarkEffort()
 
 
 class MarkSearch:
@@ -107,7 +107,7 @@ class MarkSearch:
         The identities to insert.
     threads : Threads
         The threads of the search.
-    effort : Effort
+    effort : MarkEffort
         The length of the search.
     """
 
@@ -118,7 +118,7 @@ class MarkSearch:
         cuts: Sequence[Cut],
         identities: tuple[SavedIdentity, ...],
         threads: Threads,
-        effort: Effort,
+        effort: MarkEffort,
     ) -> None:
         self.threads, self.effort = threads, effort
         self.rules = rules = plain.with_identities(identities)
@@ -154,7 +154,7 @@ class MarkSearch:
             np.array([insertion.index_of(k) for k in identities], dtype=np.int64),
             seconds_of_all,
         )
-        unplanned = plain.plan_memory(np.zeros_like(plain.allowed)).planned_bytes
+        unplanned = plain.plan_memory(np.zeros_like(plain.recomputable)).planned_bytes
         shape = (len(self.cuts),)
         self.archive = empty_archive(unplanned, effort.sizes, shape, np.int8)
 

@@ -13,7 +13,7 @@ from memonger.planners.marks import chen2016
 from memonger.planners.marks.cuts import cheap_cuts
 from memonger.planners.marks.identities import drop_unused_identities, identities_at
 from memonger.planners.marks.rules import Rules
-from memonger.planners.marks.search import Effort, MarkSearch
+from memonger.planners.marks.search import MarkEffort, MarkSearch
 from memonger.support.parallel import Threads
 from memonger.support.types import Bools, Doubles
 
@@ -29,7 +29,7 @@ def smallest(
     seconds: Doubles,
     ntrial: int = 6,
     *,
-    effort: Effort,
+    effort: MarkEffort,
     progress: Callable[[float], None] | None = None,
 ) -> SearchResult:
     """Find the smallest of no plan, the original's plan, and searched plans.
@@ -47,7 +47,7 @@ def smallest(
         The times of its nodes.
     ntrial : int
         The number of thresholds in the original's grid.
-    effort : Effort
+    effort : MarkEffort
         The length of the search.
     progress : callable or None
         Receives the share of the search that is done.
@@ -65,7 +65,7 @@ def smallest(
     """
     threads, interrupted = Threads(progress), False
     price = functools.partial(price_plan, rules, seconds)
-    nothing = price(MarkPlan(np.zeros_like(rules.allowed)), NO_PLAN)
+    nothing = price(MarkPlan(np.zeros_like(rules.recomputable)), NO_PLAN)
     if nothing.recomputes:
         nothing = replace(nothing, origin=FORCED)
     compared, others = [nothing], []
@@ -73,7 +73,7 @@ def smallest(
         mask = _original(hints, rules, ntrial)
         compared.append(price(MarkPlan(mask), "your marks" if hints else NO_CUTS))
         cuts = cheap_cuts(rules.graph, effort.cuts, hints)
-        if cuts and rules.allowed.any():
+        if cuts and rules.recomputable.any():
             search = MarkSearch(rules, seconds, cuts, identities_at(rules, cuts), threads, effort)
             compared.append(price(search.plan(search.minimise().state), SEARCHED))
             # With their costs before unused identities are dropped.

@@ -44,7 +44,7 @@ int64_t evaluate_tree(
     double most = MOST_RUNS * (2 + most_work / b->one_pass) * (double)b->node.count;
     int64_t most_operations = most < (double)INT64_MAX ? (int64_t)most : INT64_MAX;
     Int32s run; /* the operations as positions; then as nodes, as in a Schedule */
-    *work = unroll(memory, &b->steps, tree, most_work, most_operations, &run);
+    *work = unroll(memory, &b->positions, tree, most_work, most_operations, &run);
     int64_t alive = -1;
     if (*work <= most_work && run.count <= most_operations) {
         int64_t slot = slot_of_schedule(memo, run);

@@ -7,7 +7,7 @@
 
 /* The data of a network from which trees are evaluated. */
 typedef struct {
-    Steps steps;
+    Positions positions;
     NodeVariants variants;
     SignatureArrays signatures;
     Int64s gradients; /* (gradients, 2): variant and output of each gradient (``Parts.written``) */

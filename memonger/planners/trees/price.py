@@ -16,7 +16,7 @@ from memonger.costs.time.flops import count_forward_flops
 from memonger.graph.arrays import SignatureArrays, join, signature_arrays
 from memonger.graph.operators.recorded import PRODUCTS
 from memonger.planners.annealing import empty_memo
-from memonger.planners.trees.trees import Steps
+from memonger.planners.trees.trees import Positions
 from memonger.schedules.rows import NodeVariants
 from memonger.schedules.training_step import Parts
 from memonger.support.kernels import Struct, compiled
@@ -28,7 +28,7 @@ ONE_PASS = 1e9  # the work of one forward pass where it is not counted in FLOPs
 class Problem(Struct):
     """A network as arrays, for searches in compiled code."""
 
-    steps: Steps
+    positions: Positions
     variants: NodeVariants
     signatures: SignatureArrays
     gradients: Int64s
@@ -51,19 +51,19 @@ def make_problem(parts: Parts, weights: Doubles | None = None) -> Problem:
     ``weights`` is the work of each node, in any unit; by default its FLOPs.
     """
     node = np.array(parts.work.operators, dtype=np.int32)
-    steps = _steps(parts, node, weights)
+    positions = _positions(parts, node, weights)
     return Problem(
-        steps=steps,
+        positions=positions,
         variants=parts.variants,
         signatures=signature_arrays(parts.signatures),
         gradients=np.array(parts.written, dtype=np.int64).reshape(-1, 2),
         node=node,
         views=not parts.mkldnn,
-        one_pass=max(1.0, float(steps.work.sum())),
+        one_pass=max(1.0, float(positions.work.sum())),
     )
 
 
-def _steps(parts: Parts, node: Int32s, weights: Doubles | None) -> Steps:
+def _positions(parts: Parts, node: Int32s, weights: Doubles | None) -> Positions:
     workload, graph, count = parts.work, parts.work.training.graph, len(node)
     position = positions_of_nodes(node, len(graph.nodes))
 
@@ -84,7 +84,7 @@ def _steps(parts: Parts, node: Int32s, weights: Doubles | None) -> Steps:
         work = np.ceil(weights[node] * (ONE_PASS / max(float(weights[node].sum()), 1e-300)))
     if not work.any():  # a network of copies, whose operators all count the same
         work[:] = 1.0
-    return Steps(
+    return Positions(
         read_start=read_start,
         read=read,
         want_start=want_start,
@@ -92,7 +92,7 @@ def _steps(parts: Parts, node: Int32s, weights: Doubles | None) -> Steps:
         last=last,
         first_want=first_want,
         heads=heads,
-        pinned=np.isin(np.arange(count), heads) | workload.not_recomputable[node],
+        always_saved=np.isin(np.arange(count), heads) | ~workload.recomputable[node],
         gradient=np.isin(node, workload.gradients),
         costly=np.array([graph.nodes[x].op in PRODUCTS for x in node], dtype=np.bool_),
         work=work,

@@ -61,7 +61,7 @@ NEAR, MOST_NEAR = 1.03, 4  # times the least memory; their arenas may be smaller
 
 
 @dataclass(frozen=True)
-class Effort:
+class TreeEffort:
     """The length of a search, in counted steps, so that it is the same on every machine.
 
     ``patience`` multiplies it; above 1 it multiplies annealing only.
@@ -88,12 +88,12 @@ class Effort:
     temperatures: tuple[tuple[float, float], ...] = ((0.004, 0.0002), (0.001, 0.0001))
     limits: int = 8  # of memory in each of two rounds, for the whole front
 
-    def times(self, patience: float) -> Effort:
+    def times(self, patience: float) -> TreeEffort:
         """Return the effort of a search that is ``patience`` times as long."""
         return replace(self, patience=patience * self.patience)
 
 
-EFFORT = Effort()
+EFFORT = TreeEffort()
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class ScheduleSearch:
     ----------
     workload : Workload
         What a training step must run.
-    effort : Effort
+    effort : TreeEffort
         The length of each search.
     progress : callable, optional
         It is called with the share of a search that is done, from 0 to 1.
@@ -126,7 +126,7 @@ class ScheduleSearch:
     def __init__(
         self,
         workload: Workload,
-        effort: Effort,
+        effort: TreeEffort,
         progress: Callable[[float], None] | None = None,
         weights: Doubles | None = None,
         parts: Parts | None = None,
@@ -137,7 +137,7 @@ class ScheduleSearch:
         self.count = len(self.problem.node)
         self.one_pass = self.problem.one_pass
         self.unlimited = max(LEAST_UNLIMITED, LOGARITHMS * math.log2(self.count + 1))
-        self._position = positions_of_nodes(self.problem.node, len(workload.not_recomputable))
+        self._position = positions_of_nodes(self.problem.node, len(workload.recomputable))
         self._initial = InitialTrees(parts, self.problem, effort.patience)
         self._threads = Threads(progress)
         self._limits: set[float | None] = set()  # limits of work for which initial solutions exist
@@ -205,7 +205,7 @@ class ScheduleSearch:
         The work is in forward passes.
         """
         alive, _ = compiled.alive_of(self.problem, schedule.operations, 1)
-        work = self.problem.steps.work[self._position[schedule.forwards]].sum()
+        work = self.problem.positions.work[self._position[schedule.forwards]].sum()
         return Point(alive, float(work) / self.one_pass, schedule)
 
     def count_least(self, schedule: Schedule) -> int:
@@ -218,7 +218,7 @@ class ScheduleSearch:
 
     def schedule(self, tree: Int32s) -> Schedule:
         """Make the schedule of a tree, with gradients in the required order."""
-        _, run = compiled.unroll(self.problem.steps, tree, np.inf, sys.maxsize)
+        _, run = compiled.unroll(self.problem.positions, tree, np.inf, sys.maxsize)
         node, gradients = self.problem.node, self.workload.gradients
         schedule = Schedule(np.where(run >= 0, node[run], ~node[~run]))
         is_ordered = np.array_equal(~schedule.operations[schedule.operations < 0], gradients)

@@ -30,8 +30,8 @@ static int64_t slot_of_size(double size, int64_t slots)
 }
 
 void least_work(
-    Memory *memory, Doubles kept, Doubles highest, Doubles leaf, Doubles gradients, Floats work,
-    Floats recomputed, Floats divided, Floats *least, UInt16s *choice)
+    Memory *memory, Doubles saved_size, Doubles highest, Doubles leaf, Doubles gradients,
+    Floats work, Floats recomputed, Floats divided, Floats *least, UInt16s *choice)
 {
     int64_t m = gradients.count, far = divided.count / (m - 1);
     least->count = far;
@@ -51,12 +51,12 @@ void least_work(
             }
             if (s + 1 == t)
                 lower(best, chosen, 0, divided.at + s * far, nothing, far, DIVIDED);
-            double behind = gradients.at[t] + kept.at[st];
+            double behind = gradients.at[t] + saved_size.at[st];
             for (int64_t c = s + 1; c < t; c++) {
                 int64_t sc = s * m + c;
                 int64_t through = slot_of_size(ceil(behind + highest.at[sc]), far);
                 for (int64_t flag = 0; flag < FLAGS; flag++) {
-                    int64_t at = flag * m * m + sc, shift = slot_of_size(kept.at[at], far);
+                    int64_t at = flag * m * m + sc, shift = slot_of_size(saved_size.at[at], far);
                     int64_t from = max(through, shift);
                     const float *right = all + (c * m + t) * far, *left = all + sc * far;
                     float run = work.at[sc];

@@ -83,7 +83,7 @@ class Segments:
     """Sizes and work of segments: entry [s, t] is the segment from boundary s to boundary t."""
 
     bounds: Int64s  # the positions of the boundaries
-    kept: Doubles  # (flag, s, t): size saved while the part right of it is processed
+    saved_size: Doubles  # (flag, s, t): size saved while the part right of it is processed
     highest: Doubles  # (s, t): largest size alive while its operators run forward
     leaf: Doubles  # (s, t): largest size alive in a base case
     gradients: Doubles  # (t,): size of gradients alive at a boundary
@@ -96,7 +96,7 @@ class Table:
 
     def __init__(self, outer: Segments, unit: float, inner: Sequence[Segments | None]) -> None:
         self.bounds = outer.bounds
-        self.kept = np.ceil(outer.kept / unit - 1e-9)
+        self.saved_size = np.ceil(outer.saved_size / unit - 1e-9)
         self.inner = [None if x is None else Table(x, unit, []) for x in inner]
         divided = np.full((len(outer.bounds) - 1, SLOTS + 1), np.inf, dtype=np.float32)
         for s, table in enumerate(self.inner):
@@ -106,14 +106,14 @@ class Table:
         gradients = outer.gradients / unit
         self.work: Floats
         self.work, choice = compiled.least_work(
-            self.kept, highest, leaf, gradients, outer.work, outer.recomputed, divided
+            self.saved_size, highest, leaf, gradients, outer.work, outer.recomputed, divided
         )
         self.choice = choice.reshape(*leaf.shape, SLOTS + 1)
 
     def tree(self, slot: int) -> list[tuple[int, int]]:
         """Return the tree for a memory (in units), by the choices in the table."""
         tree: list[tuple[int, int]] = []
-        pending, choice, kept = [(0, len(self.bounds) - 1, slot)], self.choice.item, self.kept.item
+        pending, choice = [(0, len(self.bounds) - 1, slot)], self.choice.item
         while pending:
             s, t, memory = pending.pop()
             chosen = choice(s, t, memory) if s >= 0 else 0
@@ -125,7 +125,7 @@ class Table:
             else:
                 c, flag = divmod(chosen, 4)
                 tree.append((self.bounds.item(c), flag))
-                right = memory - int(kept(flag, s, c))
+                right = memory - int(self.saved_size.item(flag, s, c))
                 pending += [(c, t, right), (-1 if flag else s, c, memory)]
         return tree
 
@@ -135,7 +135,7 @@ class InitialTrees:
 
     def __init__(self, parts: Parts, problem: Problem, share: float = 1.0) -> None:
         self.exponents = EXPONENTS[: math.ceil(share * len(EXPONENTS))]
-        self.steps, self.count = problem.steps, len(problem.node)
+        self.positions, self.count = problem.positions, len(problem.node)
         self.results, self.gradients = _tensors(parts, problem)
         r, size = self.results, self.results.nbytes ** EXPONENTS[0]
         self.alive = _alive(r.start + 1, r.stop, size, self.count)
@@ -264,8 +264,8 @@ class InitialTrees:
         )
         size, later = sizes.result[inside], np.maximum(stop, wanted)
         place, end = np.arange(count), np.full(len(size), count)
-        work, costly = self.steps.work[lo:hi], self.steps.costly[lo:hi]
-        last = np.maximum(self.steps.last[lo:hi] - lo, place)
+        work, costly = self.positions.work[lo:hi], self.positions.costly[lo:hi]
+        last = np.maximum(self.positions.last[lo:hi] - lo, place)
         alive, heavy = _inside(ends, start, start, stop, size), costly[start]
         read = r.wanted[inside] < self.count
         recomputed = np.zeros((FLAGS, m, m), dtype=np.float32)
@@ -285,7 +285,7 @@ class InitialTrees:
         all_costly = _inside(ends, start[heavy], stop[heavy], end[heavy], size[heavy])
         return Segments(
             bounds=bounds,
-            kept=np.array([alive, alive + all_read, alive + all_costly]),
+            saved_size=np.array([alive, alive + all_read, alive + all_costly]),
             highest=highest,
             leaf=leaf,
             gradients=sizes.passing[bounds],
@@ -321,7 +321,7 @@ def _inside(bounds: Int64s, maker: Int64s, after: Int64s, until: Int64s, size: D
 def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
     """Return the results and the gradients of a network as Tensors."""
     t, p, count = parts.work.training.arrays, parts.variants, len(problem.node)
-    rows, n = len(t.variable), p.forward
+    rows, n = len(t.variable), p.forward_nodes
     when = np.full(rows, -1, dtype=np.int64)  # the position at which each row runs
     when[problem.node] = np.arange(count)
     place, position = gather(p.operation_start, problem.node)

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-enum { FREE, HELD, PINNED }; /* PINNED: held to the end, because it never runs again */
+enum { FREE, HELD, ALWAYS_SAVED }; /* ALWAYS_SAVED: held to the end, because it never runs again */
 
 typedef struct {
     int32_t cut, flag;
@@ -30,7 +30,7 @@ typedef struct {
  * reader requests with ``mark`` plus its own position. Each query adds more than the number of
  * operators to ``mark``, so that arrays need no clearing. */
 typedef struct {
-    const Steps *s;
+    const Positions *s;
     int64_t mark;
     int8_t *held;
     int64_t *needed; /* marks: requested by the gradients right of a cut */
@@ -41,8 +41,8 @@ typedef struct {
     double work;
 } Making;
 
-/* Requests the outputs of the network that have not run (those that have are PINNED). Returns the
- * first of them. */
+/* Requests the outputs of the network that have not run (those that have are ALWAYS_SAVED). Returns
+ * the first of them. */
 static int64_t request_heads(Making *m, int64_t lo, int64_t hi, int64_t *wanted)
 {
     int64_t first = hi;
@@ -68,7 +68,7 @@ static inline void request_items(
  * to be computed. */
 static void request(Making *m, int64_t lo, int64_t hi, int64_t *wanted)
 {
-    const Steps *s = m->s;
+    const Positions *s = m->s;
     int64_t mark = m->mark;
     request_heads(m, lo, hi, wanted);
     for (int64_t i = hi - 1; i >= lo; i--) {
@@ -82,12 +82,12 @@ static void request(Making *m, int64_t lo, int64_t hi, int64_t *wanted)
 /* Runs the operators that are requested and not held. */
 static void run(Making *m, int64_t lo, int64_t hi, const int64_t *wanted, int64_t mark)
 {
-    const Steps *s = m->s;
+    const Positions *s = m->s;
     double work = 0;
     for (int64_t i = lo; i < hi; i++)
         if (m->held[i] == FREE && wanted[i] >= mark) {
             m->operations[m->count++] = (int32_t)i;
-            m->held[i] = s->pinned.at[i] ? PINNED : HELD;
+            m->held[i] = s->always_saved.at[i] ? ALWAYS_SAVED : HELD;
             work += s->work.at[i];
         }
     m->work += work;
@@ -96,7 +96,7 @@ static void run(Making *m, int64_t lo, int64_t hi, const int64_t *wanted, int64_
 /* Marks the operators of a left part that the flag ALL or COSTLY saves. */
 static void save(Making *m, int64_t lo, int64_t cut, int32_t flag)
 {
-    const Steps *s = m->s;
+    const Positions *s = m->s;
     int64_t n = s->last.count, mark = m->mark;
     request(m, lo, cut, m->wanted);
     for (int64_t i = lo; i < cut; i++) {
@@ -116,7 +116,7 @@ static void save(Making *m, int64_t lo, int64_t cut, int32_t flag)
  * operators that the gradients right of the cut need. */
 static void run_to_cut(Making *m, int64_t lo, int64_t cut, int32_t flag, int64_t right)
 {
-    const Steps *s = m->s;
+    const Positions *s = m->s;
     int64_t *wanted = m->wanted, *alive = m->alive;
     if (flag == ALL || flag == COSTLY)
         save(m, lo, cut, flag);
@@ -153,7 +153,7 @@ static int by_position(const void *a, const void *b)
 /* Runs the operators that the gradient of operator i needs and that are not held. */
 static void run_for(Making *m, int64_t lo, int64_t i)
 {
-    const Steps *s = m->s;
+    const Positions *s = m->s;
     int64_t mark = m->mark += s->last.count + 1, first = m->count, next = first;
     const Int32s *start = &s->want_start, *items = &s->want;
     for (int64_t reader = i;; reader = m->operations[next++]) {
@@ -171,7 +171,7 @@ static void run_for(Making *m, int64_t lo, int64_t i)
     qsort(m->operations + first, (size_t)(m->count - first), sizeof(int32_t), by_position);
     for (int64_t k = first; k < m->count; k++) {
         int32_t j = m->operations[k];
-        m->held[j] = s->pinned.at[j] ? PINNED : HELD;
+        m->held[j] = s->always_saved.at[j] ? ALWAYS_SAVED : HELD;
         m->work += s->work.at[j];
     }
 }
@@ -191,7 +191,7 @@ static void make_room(Memory *memory, Making *m, int64_t more)
  * operator, that would read their result of the forward pass. So nothing keeps it alive. */
 static void run_forced(Memory *memory, Making *m)
 {
-    const Steps *s = m->s;
+    const Positions *s = m->s;
     int64_t n = s->last.count, count = m->count, first, mark = m->mark += n + 1;
     const int32_t *old = m->operations;
     bool *has_run = ZEROS(memory, bool, n), *is_stale = ZEROS(memory, bool, n);
@@ -233,8 +233,8 @@ static void run_forced(Memory *memory, Making *m)
 }
 
 double unroll(
-    Memory *memory, const Steps *s, Int32s tree_array, double most_work, int64_t most_operations,
-    Int32s *operations)
+    Memory *memory, const Positions *s, Int32s tree_array, double most_work,
+    int64_t most_operations, Int32s *operations)
 {
     Memory own = {.outer = memory}; /* of its own, because the number of operations is not known */
     memory->inner = &own;

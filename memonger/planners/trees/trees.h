@@ -17,12 +17,12 @@ typedef struct {
     Int32s last;             /* its last reader; -1: none */
     Int32s first_want;       /* the first operator whose gradient reads it; their number: none */
     Int32s heads;            /* the operators whose results the network returns */
-    Bools pinned;            /* whether it is a head, or must not be recomputed */
+    Bools always_saved;      /* whether it is a head, or must not be recomputed */
     Bools gradient;          /* whether its gradient runs */
     Bools costly;            /* whether the flag COSTLY saves its results */
     Doubles work;            /* the work of its forward run */
     Bools forced;            /* whether a gradient reads it recomputed only; may be empty */
-} Steps;
+} Positions;
 
 /* Makes the schedule of a tree, and returns the work of all its forward runs.
  *
@@ -31,7 +31,7 @@ typedef struct {
  * has more than ``most_work`` or ``most_operations``. ``memory`` has only the result.
  */
 KERNEL double unroll(
-    Memory *memory, const Steps *s, Int32s tree, double most_work, int64_t most_operations,
+    Memory *memory, const Positions *s, Int32s tree, double most_work, int64_t most_operations,
     Int32s *operations);
 
 /* Changes the tree of a network of ``count`` operators at random: moves, adds or drops a cut, or

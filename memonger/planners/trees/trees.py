@@ -35,7 +35,7 @@ ALIVE, ALL, COSTLY, NOTHING = map(constant, ("ALIVE", "ALL", "COSTLY", "NOTHING"
 MOST_NODES = constant("MOST_NODES")  # limit of the nodes of a tree, for each operator
 
 
-class Steps(Struct):
+class Positions(Struct):
     """The forward operators of a network, by position in the execution order."""
 
     read_start: Int32s
@@ -45,7 +45,7 @@ class Steps(Struct):
     last: Int32s
     first_want: Int32s
     heads: Int32s
-    pinned: Bools
+    always_saved: Bools
     gradient: Bools
     costly: Bools
     work: Doubles

@@ -80,12 +80,12 @@ class Calls(NamedTuple):
     """All calls of a training step, in order."""
 
     all: tuple[Call, ...]
-    forward: int  # how many of them belong to the forward pass
+    forward_calls: int  # how many of them belong to the forward pass
 
     def backward_places(self) -> set[Place]:
         """Return the places that the backward pass reads or writes."""
         places: set[Place] = set()
-        for call in self.all[self.forward :]:
+        for call in self.all[self.forward_calls :]:
             places.update(call.writes)
             if isinstance(call, Invocation):
                 places.update(call.reads)
@@ -118,7 +118,7 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
     dead = _poison(step) if poisoned else {}
     poison: list[Call] = []
     calls: list[Call] = []
-    forward = 0
+    forward_calls = 0
     for row, signature in enumerate(step.signatures):
         if signature.op == "null":
             continue
@@ -155,14 +155,14 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
             calls += poison
             poison = []
         if times[row] == 0:
-            forward = len(calls)
+            forward_calls = len(calls)
     elsewhere = step.parts.added | step.parts.left_out
     for a, gradient in zip(step.training.wanted, step.gradients):
         if gradient is not None and a not in elsewhere:
             block = step.block(gradient)
             if block >= 0 and not step.alive.of_caller[block]:
                 calls.append(_copy(gradient, graph.nodes[a].name))
-    return Calls(tuple(calls), forward)
+    return Calls(tuple(calls), forward_calls)
 
 
 def _copy(source: Place, target: Place) -> Invocation:

@@ -49,10 +49,10 @@ class BoundStep:
         #: The variables that the step reads, by name, and those that are gradients of outputs.
         self.variables: dict[str, RowEntry] = {}
         self.heads: dict[int, RowEntry] = {}  # by the number of the output
-        forward = step.parts.variants.forward
+        forward_nodes = step.parts.variants.forward_nodes
         for row in sorted(read.intersection(np.flatnonzero(step.arrays.variable).tolist())):
             source = step.rows.source[row]
-            if source >= forward:
+            if source >= forward_nodes:
                 name = step.training.names[source]
                 self.heads[int(name.rsplit("_", 1)[1])] = row, 0
             else:
@@ -163,7 +163,7 @@ class BoundStep:
 
     def run_forward(self, frame: Frame, is_train: bool) -> None:
         """Run the operators up to the network's outputs."""
-        self._run(0, self.program.forward, is_train, frame)
+        self._run(0, self.program.forward_calls, is_train, frame)
         if is_train and self._watched and not frame.digest:
             frame.digest = digest({n: frame.arrays[place] for n, place in self._read_again.items()})
 
@@ -174,7 +174,7 @@ class BoundStep:
         """
         arguments = {name: frame.arrays[self._read_again[name]] for name in frame.digest}
         frame.digest_again = digest(arguments)
-        self._run(self.program.forward, len(self.program.all), True, frame)
+        self._run(self.program.forward_calls, len(self.program.all), True, frame)
         for name, source, added in self._copied:
             array = frame.arrays[name]
             if source is None:
