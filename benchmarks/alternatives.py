@@ -41,7 +41,7 @@ from memonger.support.mxnet import environment
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
-from common import as_module_does, check_names, in_turns, machine
+from common import as_module_does, check_names, in_turns, machine, plan_as_original
 
 MB = 2**20
 Arrays = Dict[str, Any]  # by name
@@ -53,6 +53,7 @@ class Way:
     """How a batch is trained."""
 
     plan: Mapping[str, Any] | None = None  # what `memonger.plan` is asked for, if it is asked
+    is_original: bool = False  # whether the plan is that of the original's algorithm, without rules
     parts: int = 1  # smaller batches, whose gradients are added
     settings: Mapping[str, str] = field(default_factory=dict)  # environment variables
 
@@ -61,7 +62,7 @@ MIRROR = "MXNET_BACKWARD_DO_MIRROR"
 WAYS = {
     "no plan": Way(),
     f"{MIRROR}=1": Way(settings={MIRROR: "1"}),
-    "original's plan": Way({"planner": "chen2016", "rules": False}),
+    "original's plan": Way(is_original=True),
     "marks": Way({"how": "marks"}),
     "marks, 60 %": Way({"how": "marks", "budget": 0.6}),
     "schedule, R = 2": Way({"how": "schedule", "work": 2.0}),
@@ -120,6 +121,8 @@ def planned(
     """
     symbol, shapes = build(batch=batch // way.parts)
     request = requested(symbol, shapes, way)
+    if way.is_original:
+        symbol = plan_as_original(symbol, shapes, request)
     if way.plan is None:
         return Planned(way, symbol, shapes, bound_mb(symbol, shapes, request, way))
     plan = memonger.plan(symbol, shapes, grad_req=request, patience=patience, **way.plan)

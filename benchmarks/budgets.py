@@ -27,10 +27,12 @@ from typing import Any
 
 import memonger
 import numpy as np
+from memonger.solve.facts import measure as pool_of
+from memonger.solve.network import read_network
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
-from common import as_module_does, check_names, in_turns, machine
+from common import as_module_does, check_names, in_turns, machine, plan_as_original
 from step import module_of, step_of
 
 MB = 2**20
@@ -57,11 +59,23 @@ def plans(symbol: Any, shapes: Any, options: argparse.Namespace) -> list[dict[st
     if options.gpu is not None:
         common.update(ctx="gpu", gpu=options.gpu)
     none = memonger.plan(symbol, shapes, budget=1.0, grad_req=requests)
-    original = memonger.plan(symbol, shapes, planner="chen2016", rules=False, grad_req=requests)
-    rows = [row("none", "", 1.0, none), row("original", "", None, original)]
+    original = plan_as_original(symbol, shapes, requests)
+    memory = pool_of(read_network(original, shapes, grad_req=requests))
+    rows = [
+        row("none", "", 1.0, none),
+        {
+            "plan": "original",
+            "budget": "",
+            "bytes": memory.pool_bytes,
+            "predicted": None,
+            "recompute_overhead": memory.recomputed_flops,
+            "symbol": original,
+            "key": original.tojson(),
+        },
+    ]
     budgets: list[Any] = list(options.budgets)
-    if original.pool_bytes < none.pool_bytes:
-        budgets.append(original.pool_bytes)
+    if memory.pool_bytes < none.pool_bytes:
+        budgets.append(memory.pool_bytes)
     for how in options.how:
         for budget in budgets:
             told = "as original" if isinstance(budget, int) else "%.0f %%" % (100 * budget)

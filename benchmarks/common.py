@@ -11,6 +11,12 @@ from typing import Any, Callable, Collection, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
+from memonger.costs.pool import pool
+from memonger.graph import marks
+from memonger.planners.marks import chen2016
+from memonger.solve.facts import Facts
+from memonger.solve.limits import Limits
+from memonger.solve.network import read_network
 
 
 def machine() -> str:
@@ -47,6 +53,14 @@ def as_plan_takes_it(limit: float) -> float | None:
 def as_module_does(symbol: Any, shapes: Any) -> dict[str, str]:
     """The ``grad_req`` with which Module binds: no gradients of inputs."""
     return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
+
+
+def plan_as_original(symbol: Any, shapes: Any, requests: Mapping[str, str]) -> Any:
+    """The network with the plan of the original's algorithm on its marks, without any rule."""
+    facts = Facts(read_network(symbol, shapes, grad_req=requests), Limits())
+    masks = [trial.mask for trial in chen2016.search(facts.graph, facts.hints)]
+    costs = [pool(facts.training, mask).planned_bytes // 2**20 for mask in masks]
+    return marks.write(symbol, masks[costs.index(min(costs))])  # the first of least memory
 
 
 def in_turns(

@@ -66,8 +66,7 @@ def frontier(
     net, shapes, how, measure, gpu, patience, type_dict, grad_req, ctx, ntrial, until, keep
     recompute, devices, **input_shapes
         As `plan` takes them, but what limits or chooses one plan:
-        no ``work``, ``budget``, ``slower_than``, ``budget_of``, ``optimizer``, ``planner``,
-        ``rules``.
+        no ``work``, ``budget``, ``slower_than``, ``budget_of``, ``optimizer``, ``planner``.
     points : int
         The most plans that are returned; each is bound once. Where there are more, those are taken
         whose memory is nearest to equal steps between the fastest plan and the smallest.

@@ -46,7 +46,6 @@ def plan(
     keep: Selector | None = None,
     recompute: Selector | None = None,
     devices: int = 1,
-    rules: bool = Limits.rules,
     **input_shapes: Sequence[int],
 ) -> Plan:
     """Plan which results a network keeps and which it recomputes in the backward pass.
@@ -71,7 +70,7 @@ def plan(
         at most one more forward pass, and is taken only if it is worth it: it saves a tenth of the
         memory, and at least as large a share of the memory as it adds of time. Where the smallest
         schedule is not, marks that are worth it and take less memory are taken. With
-        ``planner='chen2016'`` or ``rules=False`` the default is 'marks'.
+        ``planner='chen2016'`` the default is 'marks'.
     work : float, optional
         The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks
         take at most 2; schedules by default at most 2 log2(n) for n operators, as for O(log n)
@@ -135,8 +134,6 @@ def plan(
         not (a rule, an output, ``keep``), the plan tells why.
     devices : int
         Among how many ``Module`` will split the batch; plan and memory are of the largest share.
-    rules : bool
-        False gives the bare plan, without the rules that keep it right on every device.
     **input_shapes
         Shapes of inputs by name, the batch first: ``data=(32, 3, 224, 224)``.
 
@@ -182,7 +179,6 @@ def plan(
         keep=keep,
         recompute=recompute,
         devices=devices,
-        rules=rules,
     )
     facts = Facts(network, limits, must_pay=limits.is_free)
     front = search(facts)
@@ -220,7 +216,6 @@ def search_plan(
     keep: Selector | None = None,
     recompute: Selector | None = None,
     devices: int = 1,
-    rules: bool = Limits.rules,
     **input_shapes: Sequence[int],
 ) -> Symbol:
     """Plan a network by marks, under the original's name and arguments.
@@ -230,7 +225,7 @@ def search_plan(
     sym : mx.sym.Symbol
         The network.
     ntrial, type_dict, shapes, how, work, budget, slower_than, budget_of, optimizer, measure, gpu
-    patience, grad_req, ctx, planner, until, keep, recompute, devices, rules, **input_shapes
+    patience, grad_req, ctx, planner, until, keep, recompute, devices, **input_shapes
         As `plan` takes them, but by default with ``how='marks'``; with shapes of inputs by name:
         ``data=(32, 3, 224, 224)``.
 
@@ -276,7 +271,6 @@ def search_plan(
         keep=keep,
         recompute=recompute,
         devices=devices,
-        rules=rules,
         **input_shapes,
     )
     if planned.schedule is None and log.isEnabledFor(logging.INFO):
@@ -307,7 +301,6 @@ def search_plan_to_layer(
     keep: Selector | None = None,
     recompute: Selector | None = None,
     devices: int = 1,
-    rules: bool = Limits.rules,
     **input_shapes: Sequence[int],
 ) -> Symbol:
     """Plan a network up to a layer, under the name and arguments of copies of the original.
@@ -321,7 +314,7 @@ def search_plan_to_layer(
     threshold : int
         MiB; those copies start their search there. It has no effect here, where none is needed.
     ntrial, type_dict, shapes, how, work, budget, slower_than, budget_of, optimizer, measure, gpu
-    patience, grad_req, ctx, planner, keep, recompute, devices, rules, **input_shapes
+    patience, grad_req, ctx, planner, keep, recompute, devices, **input_shapes
         As `search_plan` takes them.
 
     Returns
@@ -362,7 +355,6 @@ def search_plan_to_layer(
         keep=keep,
         recompute=recompute,
         devices=devices,
-        rules=rules,
         **input_shapes,
     ).symbol
 
@@ -375,7 +367,6 @@ def make_mirror_plan(
     type_dict: Types = None,
     ctx: object = None,
     shapes: Shapes | None = None,
-    rules: bool = Limits.rules,
     until: str | None = None,
     devices: int = 1,
     **input_shapes: Sequence[int],
@@ -391,7 +382,7 @@ def make_mirror_plan(
     plan_info : dict, optional
         Receives 'save_size' and 'max_size', in bytes: of all that is kept, and of the largest block
         between; both before ``until`` and the rules are applied.
-    type_dict, ctx, shapes, rules, until, devices, **input_shapes
+    type_dict, ctx, shapes, until, devices, **input_shapes
         As `plan` takes them.
 
     Returns
@@ -412,7 +403,7 @@ def make_mirror_plan(
     network = read_unplanned(
         sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx, until=until, devices=devices
     )
-    facts = Facts(network, Limits(rules=rules))
+    facts = Facts(network, Limits())
     original, symbol = write_original(facts, check_count("threshold", threshold, 0))
     if plan_info is not None:
         plan_info.update(max_size=original.max_size, save_size=original.save_size)

@@ -10,7 +10,7 @@ may share memory count once: an output that can take the memory of an input is l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, Sequence
+from typing import Sequence
 
 import numpy as np
 
@@ -39,16 +39,11 @@ class LowerBound:
         return f"{of}{node.name!r} ({node.op})"
 
 
-def find_lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None) -> LowerBound:
-    """Return a lower bound of the memory of all plans.
-
-    ``kept`` are the operators that run only once, by default those that must not be recomputed.
-    """
+def find_lower_bound(training: TrainingGraph) -> LowerBound:
+    """Return a lower bound of the memory of all plans."""
     t, nodes = training.arrays, training.graph.nodes
-    if kept is None:
-        kept = [x for x in training.graph.operators if training.graph.why_kept(x)]
     computed_once = np.zeros(len(t.elements), dtype=np.bool_)
-    for x in kept:
+    for x in filter(training.graph.why_kept, training.graph.operators):
         first = t.output_start[x] + is_restored(nodes[x].op, nodes[x].attrs)
         computed_once[first : t.output_start[x + 1]] = True
     n, rows = t.forward_nodes, len(t.variable)

@@ -56,7 +56,7 @@ def plan(net: Net, shapes: object = None, **options: Unpack[GluonOptions]) -> Ne
     **options
         Keywords of `memonger.plan`: ``how`` (by default 'auto'), ``work``, ``budget``,
         ``slower_than``, ``budget_of``, ``optimizer``, ``measure``, ``gpu``, ``patience``,
-        ``planner``, ``ntrial``, ``rules``, ``ctx``, ``until``, ``keep``, ``recompute``. Keywords of
+        ``planner``, ``ntrial``, ``ctx``, ``until``, ``keep``, ``recompute``. Keywords of
         ``hybridize`` are passed to it: ``active``, ``clear``, ``static_alloc``, ``static_shape``,
         ``inline_limit``, ``forward_bulk_size``, ``backward_bulk_size``.
 

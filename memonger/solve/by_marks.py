@@ -30,10 +30,6 @@ from memonger.support.types import Bools, Symbol
 
 log = logging.getLogger("memonger")
 
-BARE = (
-    "a bare plan (rules=False) may abort on a GPU, or give wrong statistics and gradients; plan "
-    "with rules=True to train"
-)
 OWN_MARKS = "own marks"  # the origin of a plan that keeps the user's force_mirroring
 
 
@@ -90,9 +86,8 @@ def _search_as_original(facts: Facts) -> SearchResult:
         interrupted = True
     before, mask = min(trials, key=lambda pair: pair[0])  # the first of equal ones
     plan = price_plan(rules, facts.times.forward_seconds, MarkPlan(mask), CHEN2016)
-    if facts.limits.rules:
-        text = "cost=%s MiB before the rules, %s MiB with them"
-        log.info(text, before, plan.pool_bytes // MB)
+    text = "cost=%s MiB before the rules, %s MiB with them"
+    log.info(text, before, plan.pool_bytes // MB)
     return SearchResult([plan], interrupted)
 
 
@@ -110,22 +105,18 @@ def search_front(facts: Facts, searched: SearchResult) -> SearchResult:
 
 
 def write_original(facts: Facts, threshold: int) -> tuple[chen2016.Trial, Symbol]:
-    """Make the original's plan for a threshold in MiB, and write it with the rules, if they apply.
+    """Make the original's plan for a threshold in MiB, and write it with the rules.
 
     The plan that is returned is that before ``until`` and the rules.
     """
     refuse_marks(facts)
     original = chen2016.mirror_plan(facts.graph, facts.hints, threshold)
-    bare, symbol = original.mask.copy(), facts.network.symbol
+    bare, rules = original.mask.copy(), facts.rules
     bare[facts.kept] = False
-    if not facts.limits.rules:
-        log.warning(BARE)
-        return original, marks.write(symbol, bare)
-    rules = facts.rules
     mask = rules.apply(bare)
     cost, ruled_cost = (rules.plan_memory(m).planned_bytes // MB for m in (bare, mask))
     log.info("cost=%d MiB before the rules, %d MiB with them", cost, ruled_cost)
-    return original, marks.write(symbol, mask, rules.native(mask))
+    return original, marks.write(facts.network.symbol, mask, rules.native(mask))
 
 
 def read_own_marks(facts: Facts) -> Candidate:

@@ -392,8 +392,6 @@ def _advise(solution: Solution) -> Solution:
     pool, warnings = unplanned.pool_bytes, [*solution.warnings]
     saved = pool - memory.pool_bytes
     useless = saved <= 0
-    if not facts.limits.rules:
-        warnings.append(by_marks.BARE)
     if solution.interrupted:
         text = f"interrupted: returning the smallest {NOUNS[solution.way]} that was found so far: "
         warnings.append(f"{text}{cost} ({before} without a plan)")

@@ -27,7 +27,7 @@ from memonger.graph.operators.tensors import MOST_ON_GPU, check_elements
 from memonger.graph.read import forward_graph
 from memonger.graph.training import NO_NODE, Differentiation, TrainingGraph, training_graph
 from memonger.planners.candidates import Candidate, MarkPlan
-from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse, refuse_padded_sums
+from memonger.planners.marks.rules import Rules, kept_summary, refuse, refuse_padded_sums
 from memonger.planners.marks.smallest import NO_PLAN
 from memonger.schedules.execution.executor import refuse_waiting, tensors_of
 from memonger.schedules.execution.symbol import ScheduledSymbol
@@ -55,7 +55,7 @@ class Facts:
     network : Network
         The network.
     limits : Limits
-        How it is planned: the GPU or the measurement of times, the rules and the patience.
+        How it is planned: the GPU or the measurement of times, and the patience.
     must_pay : bool
         Whether nothing is asked for, so that the plan must be worth its time. It then recomputes at
         most one more forward pass.
@@ -113,10 +113,9 @@ class Facts:
     @cached_property
     def rules(self) -> Rules:
         """The rules for marks."""
-        kind = Rules if self.limits.rules else NoRules
-        rules = kind(self.trainings, self.network.targets, self.kept, self.forced)
+        rules = Rules(self.trainings, self.network.targets, self.kept, self.forced)
         reasons = [(self.graph.nodes[i].op, why) for i, why in rules.reasons.items()]
-        if reasons and self.limits.rules:
+        if reasons:
             log.info("kept by rule: %s", kept_summary(reasons))
         return rules
 
@@ -167,7 +166,7 @@ class Facts:
     @cached_property
     def lower_bound(self) -> LowerBound:
         """The memory that every plan needs at least."""
-        return find_lower_bound(self.training, None if self.limits.rules else ())
+        return find_lower_bound(self.training)
 
     @cached_property
     def times(self) -> Times:

@@ -59,19 +59,19 @@ OPTIONS: dict[str, tuple[object, str | None, str]] = {
     "gpu": (str, "NAME", "GPU whose data sheet predicts times: V100, T4, A100 ..."),
     "patience": (float, "TIMES", "length of the search (default: 1, or 0.05 under 16 MiB)"),
 }
-NAMES = (*OPTIONS, "grad_req", "until", "planner", "ntrial", "rules")  # all options of ``plan``
+NAMES = (*OPTIONS, "grad_req", "until", "planner", "ntrial")  # all options of ``plan``
 #: Call -> the options of ``plan`` that it does not take, and what to do instead.
 LACKS = {
     "frontier": dict.fromkeys(
-        ("work", "budget", "slower_than", "budget_of", "optimizer", "planner", "rules"),
+        ("work", "budget", "slower_than", "budget_of", "optimizer", "planner"),
         "give it to memonger.plan, for one plan",
     ),
     "largest_batch": dict.fromkeys(
-        "work slower_than planner rules until keep recompute devices".split(),
+        "work slower_than planner until keep recompute devices".split(),
         "give it to memonger.plan, at one batch",
     ),
     "enable": dict.fromkeys(
-        "type_dict ctx devices grad_req until planner ntrial rules".split(),
+        "type_dict ctx devices grad_req until planner ntrial".split(),
         "what is bound has it already, or give it to memonger.plan",
     ),
     "memonger.gluon.plan": {
@@ -142,7 +142,6 @@ class Limits:
     slower_than: float | None = None  # the most time of a step, in steps without a plan
     planner: str = SMALLEST
     ntrial: int = 6
-    rules: bool = True
     measure: bool = False
     gpu: str | None = None  # the GPU, one of `GPUS`, whose data sheet predicts times
     patience: float | None = None  # None: by the size of the network
@@ -166,11 +165,12 @@ def read_limits(**options: Unpack[PlanOptions]) -> Limits:
     ``ctx`` is the device of which a budget is a part, as `inputs.read_devices` returns it.
     """
     how, gpu, budget = options.get("how"), options.get("gpu"), options.get("budget")
-    planner, rules = options.get("planner", Limits.planner), options.get("rules", Limits.rules)
-    measure, optimizer = options.get("measure", Limits.measure), options.get("optimizer")
-    budget_of, patience = options.get("budget_of"), options.get("patience")
-    if how is None:  # some options exist for marks only
-        how = AUTO if planner == SMALLEST and rules else MARKS
+    planner = options.get("planner", Limits.planner)
+    measure = options.get("measure", Limits.measure)
+    optimizer, budget_of = options.get("optimizer"), options.get("budget_of")
+    patience = options.get("patience")
+    if how is None:  # the original's algorithm places marks
+        how = AUTO if planner == SMALLEST else MARKS
     choices = (
         ("how", how, STRATEGIES),
         ("planner", planner, PLANNERS),
@@ -213,9 +213,9 @@ def read_limits(**options: Unpack[PlanOptions]) -> Limits:
     taken = {"a schedule": how == SCHEDULE, "a budget": knee or limit is not None}
     taken.update({"slower_than": slower_than is not None, "how='auto'": how == AUTO})
     other = next((name for name, value in taken.items() if value), None)
-    if other and (planner != SMALLEST or not rules):
+    if other and planner != SMALLEST:
         raise MemongerError(
-            f"planner={planner!r}, rules={rules!r} cannot be combined with {other}; leave them out"
+            f"planner={planner!r} cannot be combined with {other}; leave one of them out"
         )
     return Limits(
         how=how,
@@ -225,7 +225,6 @@ def read_limits(**options: Unpack[PlanOptions]) -> Limits:
         slower_than=slower_than,
         planner=planner,
         ntrial=check_count("ntrial", options.get("ntrial", Limits.ntrial), 1),
-        rules=bool(rules),
         measure=bool(measure),
         gpu=gpu,
         patience=checked_patience,

@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
         planner: str
         ntrial: int
-        rules: bool
         ctx: object
         until: Optional[str]
 

@@ -65,8 +65,6 @@ def test_operators_are_chosen_by_names_kinds_and_functions(choice: str) -> None:
 PLANNERS: dict[str, dict[str, Any]] = {
     **HOWS,
     "original": {"planner": "chen2016"},
-    "bare": {"rules": False},
-    "bare original": {"planner": "chen2016", "rules": False},
     "budget": {"budget": "90%"},
     "either": {"budget": "90%", "how": "auto"},
 }
@@ -86,8 +84,7 @@ def test_every_planner_keeps_and_recomputes_what_is_named(planner: str) -> None:
     assert not {*plan.recomputed} & {*plan.unmet} and "stage2_unit2_conv" in plan.recomputed
     if "planner" not in options:
         assert plan.pool_bytes <= plan.unplanned_bytes
-    if "rules" not in options:
-        assert_alike(net(), plan.symbol, SHAPES)
+    assert_alike(net(), plan.symbol, SHAPES)
 
 
 @pytest.mark.parametrize("how", HOWS)

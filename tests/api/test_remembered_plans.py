@@ -125,7 +125,6 @@ CHANGES: dict[str, Any] = {
     "trials": lambda p: p(net(), SHAPES, ntrial=7),
     "until": lambda p: p(net(), SHAPES, until="bn4"),
     "devices": lambda p: p(net(), SHAPES, devices=2),
-    "rules": lambda p: p(net(), SHAPES, rules=False),
     "work": lambda p: [p(net(), SHAPES, how="schedule", work=work) for work in (1.5, 2.5)],
 }
 

@@ -18,7 +18,7 @@ from memonger.planners.marks.identities import list_identities, drop_unused_iden
 from memonger.support.cache import forget
 from memonger.support.kernels import compiled
 
-from planned import every_cut, forward, marked, nodes, rules_of
+from planned import cut_as_original, every_cut, forward, marked, nodes, rules_of
 
 
 S = mx.sym
@@ -129,7 +129,7 @@ def test_marks_of_an_attribute_a_scope_or_a_call_are_the_same(label: str) -> Non
             for _ in range(6):
                 x = sigmoid(S.tanh(x), way)
             symbol = S.LinearRegressionOutput(x, name="out")
-        planned = memonger.make_mirror_plan(symbol, 1, rules=False, shapes=SHAPES)
+        planned = cut_as_original(symbol, SHAPES, 1)
         plans.add(planned.tojson())
     assert len(plans) == 1
     # Results are 0.5 MB each; every second cut comes after more than 1 MB.

@@ -16,12 +16,14 @@ import memonger
 import mxnet as mx
 import numpy as np
 from memonger.costs.bind import read_planned_mb
+from memonger.costs.pool import pool
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
-from memonger.graph.marks import FORCE
+from memonger.graph import marks
 from memonger.graph.operators.gradients import read_debug_str
 from memonger.graph.operators.recompute import ANYWHERE
+from memonger.planners.marks import chen2016
 from memonger.planners.marks.cuts import Cut, cheap_cuts
 from memonger.planners.marks.rules import Rules
 from memonger.graph.training import training_graph
@@ -108,7 +110,7 @@ def nodes(symbol: Any) -> list[dict[str, Any]]:
 
 def marked(symbol: Any, value: str = "True") -> list[str]:
     """Return names of the nodes whose force_mirroring is ``value``."""
-    return [n["name"] for n in nodes(symbol) if n.get("attrs", {}).get(FORCE) == value]
+    return [n["name"] for n in nodes(symbol) if n.get("attrs", {}).get(marks.FORCE) == value]
 
 
 def with_marks(symbol: Any, names: Iterable[str]) -> Any:
@@ -116,7 +118,7 @@ def with_marks(symbol: Any, names: Iterable[str]) -> Any:
     graph, names = read(symbol), set(names)
     for node in graph["nodes"]:
         if node["op"] != "null" and node["name"] in names:
-            node.setdefault("attrs", {})[FORCE] = "True"
+            node.setdefault("attrs", {})[marks.FORCE] = "True"
     return mx.sym.load_json(json.dumps(graph))
 
 
@@ -144,6 +146,22 @@ def rules_of(symbol: Any, shapes: Any, targets: Any = ANYWHERE, type_dict: Any =
     graph = forward(symbol, shapes, type_dict)
     parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
     return Rules([training_graph(graph, w) for w in (None, parameters)], targets)
+
+
+def cut_as_original(symbol: Any, shapes: Any, threshold: int) -> Any:
+    """Return the original's plan for a threshold in MB, without any rule."""
+    graph = forward(symbol, shapes)
+    trial = chen2016.mirror_plan(graph, marks.read_hints(graph), threshold)
+    return marks.write(symbol, trial.mask)
+
+
+def search_as_original(symbol: Any, shapes: Any) -> tuple[list[list[int]], Any]:
+    """Return the trials of the original's search, (threshold, MB), and its plan, without rules."""
+    graph = forward(symbol, shapes)
+    training, trials = training_graph(graph), [*chen2016.search(graph, marks.read_hints(graph))]
+    costs = [pool(training, trial.mask).planned_bytes >> 20 for trial in trials]
+    planned = marks.write(symbol, trials[costs.index(min(costs))].mask)
+    return [[trial.threshold, cost] for trial, cost in zip(trials, costs)], planned
 
 
 def as_module(symbol: Any, shapes: Any) -> dict[str, str]:

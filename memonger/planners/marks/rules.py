@@ -39,7 +39,6 @@ from memonger.graph.operators.recompute import (
     ANYWHERE,
     CPU,
     GPU_FUSION,
-    UNTOUCHED,
     tolerates_unread,
     truth,
     why_refused,
@@ -220,26 +219,6 @@ class Rules:
                 compiled.apply_rules(arrays, mask)
             if mask.sum() == before:
                 return mask
-
-
-class NoRules(Rules):
-    """Allow to recompute everything but the operators that MXNet itself never recomputes."""
-
-    def _reasons(self) -> dict[int, str]:
-        ops = [node.op for node in self.graph.nodes]
-        kept = [i for i, op in enumerate(ops) if op == "Dropout" or op in UNTOUCHED]
-        return dict.fromkeys(kept, "MXNet never recomputes it")
-
-    def _arrays(self, training: TrainingGraph, layouts: LayoutRule, tolerant: Bools) -> RuleArrays:
-        arrays = super()._arrays(training, NO_RULE, tolerant)
-        bare: RuleArrays = arrays.replace(fusion=False, same=np.arange(len(self.recomputable)))
-        return bare
-
-    def _tolerant(self) -> Bools:
-        return np.ones(len(self.recomputable), dtype=np.bool_)
-
-    def native(self, mask: Bools) -> list[int]:
-        return []
 
 
 class GradientArrays(Struct):
