@@ -9,6 +9,7 @@ from typing import Iterable, Mapping
 from memonger.costs.usage import Usage
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import bind_inferred, makes_rows, unallocated
+from memonger.graph.operators.recompute import GPU
 from memonger.support.allocator import trim_heap
 from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import Settings, environment, mx, without_notices
@@ -81,9 +82,9 @@ def confirm_pool(
     return replace(memory, bound=total)
 
 
-def has_mkldnn(ctx: Context) -> bool:
-    """Return whether operators on this device may be computed by MKLDNN."""
-    return Settings().mkldnn and ctx.device_type.startswith("cpu")
+def has_mkldnn(devices: Context | str) -> bool:
+    """Return whether MKLDNN may compute in this process, on a device, or on 'any' or any 'gpu'."""
+    return Settings().mkldnn and getattr(devices, "device_type", devices) != GPU
 
 
 def find_sparse_gradients(graph: ForwardGraph) -> set[int]:

@@ -43,7 +43,7 @@ def count_bytes(plan: Plan, inputs: Collection[str]) -> Count:
     heads = [(a, b) for a, b in graph.heads if a not in graph.arguments]
     outputs = sum(graph.tensors[a][b].nbytes for a, b in heads)
     if isinstance(symbol, ScheduledSymbol):
-        planned, mkldnn = plan.after.pool_bytes, has_mkldnn(request.device)
+        planned, mkldnn = plan.after.pool_bytes, has_mkldnn(request.ctx)
         step = symbol.find_step(forward_graph(symbol, request.spec), request.grad_req, mkldnn)
         together = replace(step, is_split=True).split_bytes + outputs
     else:

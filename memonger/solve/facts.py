@@ -75,21 +75,20 @@ class Facts:
         self.limits = replace(limits, gpu=self.timed_on.sheet if predicted else None)
         self.graph = graph = forward_graph(network.symbol, network.spec)
         refuse(graph)
-        kind = network.device_type
-        if kind == GPU:
+        if network.device_type == GPU:
             for tensor in itertools.chain.from_iterable(graph.tensors):
                 check_elements(tensor.shape, most=MOST_ON_GPU)
         if any(RECORD in node.hidden for node in graph.nodes):
             log.info("the network has force_mirroring marks, which the plan replaces")
         self.no_marks = np.zeros(len(graph.nodes), dtype=np.bool_)
         self.hints = marks.read_hints(graph)  # the user's ``mirror_stage``
-        self.mkldnn = kind == ANY or kind != GPU and has_mkldnn(network.device)
+        self.mkldnn = has_mkldnn(network.ctx)
         until = len(graph.nodes) if network.until is None else network.until
         #: The nodes that the user keeps, and those that the user wants recomputed.
         kept = {*range(until, len(graph.nodes)), *network.keep.nodes}
         self.kept, self.forced = sorted(kept), sorted({*network.recompute.nodes} - kept)
         self.memories: Latest[Usage] = Latest(8)  # of schedules, by the key of a candidate
-        if CPU in network.targets and self.training.settings.mkldnn:
+        if self.mkldnn:
             refuse_padded_sums(self.training)
 
     @cached_property
@@ -283,8 +282,7 @@ def predict(network: Network) -> Usage:
     symbol, grad_req = network.symbol, network.grad_req
     graph = forward_graph(symbol, network.spec)
     if isinstance(symbol, ScheduledSymbol) and symbol.schedule is not None:
-        mkldnn = network.device_type != GPU and has_mkldnn(network.device)
-        return arena(symbol.find_step(graph, grad_req, mkldnn))
+        return arena(symbol.find_step(graph, grad_req, has_mkldnn(network.ctx)))
     training = training_graph(graph, find_wanted(graph, grad_req))
     return pool(training, marks.read_mask(graph))
 

@@ -16,6 +16,7 @@ from memonger.schedules.execution.executor import POISON
 from memonger.schedules.execution.symbol import scheduled
 from memonger.support.kernels import compiled
 
+import networks
 from drawn_schedules import LEVELS, work_of
 from zoo import drawn
 from interrupting import interrupted
@@ -112,6 +113,26 @@ def test_an_executor_whose_arena_another_has_used_says_so() -> None:
     other.backward()
     one.forward(is_train=True)
     one.backward()
+
+
+def predicted_and_taken() -> list[tuple[int, int, int]]:
+    """Return the bytes of plans for any device: as planned, as predicted, and as bound."""
+    found = []
+    lstm = networks.lstm(layers=2, steps=12, hidden=64, batch=8, labels=50)
+    resnet = networks.resnet((1, 1, 1, 1), batch=4, image=64, classes=10, filters=16)
+    for symbol, shapes in (lstm, resnet):
+        plan = memonger.plan(symbol, shapes, how="schedule", work=2, ctx="any")
+        executor = plan.symbol.simple_bind(mx.cpu(), **shapes)
+        taken = executor.arena.nbytes + sum(4 * output.size for output in executor.outputs)
+        found.append((plan.pool_bytes, memonger.pool_bytes(plan.symbol, shapes=shapes), taken))
+    return found
+
+
+@pytest.mark.parametrize("mkldnn", "01")
+def test_a_plan_for_any_device_takes_what_this_process_predicts(mkldnn: str) -> None:
+    """Also where MKLDNN is switched off, so that tensors of other shapes may share memory."""
+    for told, predicted, taken in elsewhere(predicted_and_taken, MXNET_MKLDNN_ENABLED=mkldnn)[0]:
+        assert told == predicted == taken
 
 
 def grown_by_arenas() -> list[tuple[float, float]]:
