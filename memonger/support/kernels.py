@@ -154,7 +154,9 @@ def _from_c(kind: str, value: Value) -> Value:
     if dtype is None:
         fields = Struct.classes[kind].fields.items()
         return Struct.classes[kind](*[_from_c(of, getattr(value, name)) for name, of in fields])
-    return np.frombuffer(ctypes.string_at(value.at, value.count * dtype.itemsize), dtype).copy()
+    array = np.empty(value.count, dtype)
+    ctypes.memmove(array.ctypes.data, value.at, array.nbytes)
+    return array
 
 
 def _remedy() -> str:

@@ -23,9 +23,9 @@ import numpy as np
 
 from memonger.graph.arrays import gather
 from memonger.planners.trees.price import Problem
-from memonger.planners.trees.trees import ALIVE, COSTLY, LAZY, LEAF, binomial_tree, fewest_states
+from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, binomial_tree, fewest_states
 from memonger.schedules.training_step import Parts
-from memonger.support.kernels import compiled, constant
+from memonger.support.kernels import Struct, compiled, constant
 from memonger.support.types import Bools, Doubles, Floats, Int32s, Int64s
 
 EXPONENTS = (0.75, 0.5, 0.35, 0.2)  # of a tensor's bytes; the first is best for most networks
@@ -42,7 +42,6 @@ FLAT = 12  # trees of one level, with about the square root of the operators as 
 POWERS = (1.5, 2.0)  # exponents of the lengths of segments: earlier ones are longer
 STRIDES = (1, 2, 4, 8)  # binomial trees have cuts at every operator, every second, and so on
 
-FLAGS = constant("FLAGS")  # ALIVE, ALL, COSTLY
 DIVIDED = constant("DIVIDED")  # the choice to divide a segment further
 
 
@@ -68,52 +67,50 @@ class Tensors:
         return np.where(self.in_place, np.minimum(np.bincount(taken, size, count), freed_size), 0.0)
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of tensors, bytes raised to an exponent."""
+class Sizes(Struct):
+    """The results of a network, and sizes of tensors: bytes raised to an exponent."""
 
-    result: Doubles  # of each result
-    in_place: Doubles  # by position: of results written in place
-    backward: Doubles  # by position: of gradients alive while its gradient runs
-    passing: Doubles  # by position: of gradients alive before its gradient runs
+    start: Int64s
+    stop: Int64s
+    wanted: Int64s
+    result: Doubles
+    in_place: Doubles
+    backward: Doubles
+    passing: Doubles
 
 
-@dataclass(frozen=True)
-class Segments:
+class Segments(Struct):
     """Sizes and work of segments: entry [s, t] is the segment from boundary s to boundary t."""
 
-    bounds: Int64s  # the positions of the boundaries
-    saved_size: Doubles  # (flag, s, t): size saved while the part right of it is processed
-    highest: Doubles  # (s, t): largest size alive while its operators run forward
-    leaf: Doubles  # (s, t): largest size alive in a base case
-    gradients: Doubles  # (t,): size of gradients alive at a boundary
-    work: Floats  # (s, t): work of running its operators forward
-    recomputed: Floats  # (flag, s, t): work of a base case
+    bounds: Int64s
+    saved_size: Doubles
+    highest: Doubles
+    leaf: Doubles
+    gradients: Doubles
+    work: Floats
+    recomputed: Floats
 
 
 class Table:
     """The least work of segments for each memory up to ``SLOTS`` times ``unit``."""
 
     def __init__(self, outer: Segments, unit: float, inner: Sequence[Segments | None]) -> None:
-        self.bounds = outer.bounds
-        self.saved_size = np.ceil(outer.saved_size / unit - 1e-9)
+        self.segments, self.unit = outer, unit
         self.inner = [None if x is None else Table(x, unit, []) for x in inner]
-        divided = np.full((len(outer.bounds) - 1, SLOTS + 1), np.inf, dtype=np.float32)
+        m = len(outer.bounds)
+        divided = np.full((m - 1, SLOTS + 1), np.inf, dtype=np.float32)
         for s, table in enumerate(self.inner):
             if table is not None:
                 divided[s] = table.work
-        leaf, highest = np.ceil(outer.leaf / unit - 1e-9), outer.highest / unit
-        gradients = outer.gradients / unit
         self.work: Floats
-        self.work, choice = compiled.least_work(
-            self.saved_size, highest, leaf, gradients, outer.work, outer.recomputed, divided
-        )
-        self.choice = choice.reshape(*leaf.shape, SLOTS + 1)
+        self.work, choice = compiled.least_work(outer, unit, divided)
+        self.choice = choice.reshape(m, m, SLOTS + 1)
 
     def tree(self, slot: int) -> list[tuple[int, int]]:
         """Return the tree for a memory (in units), by the choices in the table."""
+        bounds, m, saved = self.segments.bounds, len(self.segments.bounds), self.segments.saved_size
         tree: list[tuple[int, int]] = []
-        pending, choice = [(0, len(self.bounds) - 1, slot)], self.choice.item
+        pending, choice = [(0, m - 1, slot)], self.choice.item
         while pending:
             s, t, memory = pending.pop()
             chosen = choice(s, t, memory) if s >= 0 else 0
@@ -124,8 +121,9 @@ class Table:
                 tree.append((LEAF, 0))
             else:
                 c, flag = divmod(chosen, 4)
-                tree.append((self.bounds.item(c), flag))
-                right = memory - int(self.saved_size.item(flag, s, c))
+                tree.append((bounds.item(c), flag))
+                size = saved.item((flag * m + s) * m + c)
+                right = memory - math.ceil(size / self.unit - 1e-9)
                 pending += [(c, t, right), (-1 if flag else s, c, memory)]
         return tree
 
@@ -216,9 +214,11 @@ class InitialTrees:
         within = [self.candidate_cuts(*ends, INNER_CUTS) for ends in zip(bounds, bounds[1:])]
         for exponent in self.exponents:
             sizes = self._sizes(exponent)
-            outer = self._segments(bounds, sizes)
-            inner = [self._segments(b, sizes) if len(b) > 2 else None for b in within]
-            memory = float(outer.leaf[0, -1]) * WIDEST
+            outer = compiled.measure(self.positions, sizes, bounds)
+            inner = [
+                compiled.measure(self.positions, sizes, b) if len(b) > 2 else None for b in within
+            ]
+            memory = float(outer.leaf[len(bounds) - 1]) * WIDEST
             for scale in range(_scales(most_work) if memory > 0 else 0):
                 table = Table(outer, memory / SLOTS, inner)
                 slots = np.flatnonzero(np.append(np.inf, table.work[:-1]) > table.work)
@@ -248,49 +248,13 @@ class InitialTrees:
         result, gradient = r.nbytes**exponent, g.nbytes**exponent
         backward = _alive(g.start, g.stop, gradient, count)
         return Sizes(
+            start=r.start,
+            stop=r.stop,
+            wanted=r.wanted,
             result=result,
             in_place=r.saved(result, r.start, r.stop),
             backward=backward - g.saved(gradient, g.stop, g.start),
             passing=_alive(g.start + 1, g.stop, gradient, count + 1),
-        )
-
-    def _segments(self, bounds: Int64s, sizes: Sizes) -> Segments:
-        """Compute the sizes of all segments between these boundaries."""
-        lo, hi = int(bounds[0]), int(bounds[-1])
-        r, inside = self.results, slice(*np.searchsorted(self.results.start, [lo, hi]))
-        ends, count, m = bounds - lo, hi - lo, len(bounds)  # positions relative to the first
-        start, stop, wanted = (
-            np.minimum(at[inside] - lo, count) for at in (r.start, r.stop, r.wanted)
-        )
-        size, later = sizes.result[inside], np.maximum(stop, wanted)
-        place, end = np.arange(count), np.full(len(size), count)
-        work, costly = self.positions.work[lo:hi], self.positions.costly[lo:hi]
-        last = np.maximum(self.positions.last[lo:hi] - lo, place)
-        alive, heavy = _inside(ends, start, start, stop, size), costly[start]
-        read = r.wanted[inside] < self.count
-        recomputed = np.zeros((FLAGS, m, m), dtype=np.float32)
-        for flag, again in ((ALIVE, work), (COSTLY, ~costly * work)):
-            total = np.cumsum(np.append(0, again))[ends]
-            recomputed[flag] = total - total[:, None] - _inside(ends, place, place, last, again)
-        total = np.cumsum(np.append(0, work))[ends]
-
-        highest, leaf = np.zeros((m, m)), np.full((m, m), np.inf)
-        for s, first in enumerate(ends[:-1].tolist()):
-            own = np.where(start >= first, size, 0.0)
-            through = _alive(start, stop, own, count) - sizes.in_place[lo:hi]
-            base = np.cumsum(np.bincount(wanted, own, count + 1))[:count] + sizes.backward[lo:hi]
-            for peak, usage in ((highest, through), (leaf, base)):
-                peak[s, s + 1 :] = np.maximum.accumulate(usage[first:])[ends[s + 1 :] - first - 1]
-        all_read = _inside(ends, start[read], later[read], end[read], size[read])
-        all_costly = _inside(ends, start[heavy], stop[heavy], end[heavy], size[heavy])
-        return Segments(
-            bounds=bounds,
-            saved_size=np.array([alive, alive + all_read, alive + all_costly]),
-            highest=highest,
-            leaf=leaf,
-            gradients=sizes.passing[bounds],
-            work=(total - total[:, None]).astype(np.float32),
-            recomputed=recomputed,
         )
 
 
@@ -303,19 +267,6 @@ def _alive(start: Int64s, stop: Int64s, size: Doubles, count: int) -> Doubles:
     change = np.bincount(start, size, count + 2)
     change -= np.bincount(stop + 1, size, count + 2)
     return np.cumsum(change, dtype=np.float64)[:count]
-
-
-def _inside(bounds: Int64s, maker: Int64s, after: Int64s, until: Int64s, size: Doubles) -> Doubles:
-    """Return the total size that is made in each segment [s, t] and alive after its end.
-
-    A tensor is alive after the end of a segment if after < bounds[t] <= until.
-    """
-    m = len(bounds)
-    s, start, stop = (np.searchsorted(bounds, at, "right") for at in (maker, after, until))
-    change = np.zeros((m + 1, m + 1))
-    np.add.at(change, (s - 1, start), size)
-    np.add.at(change, (s - 1, np.maximum(start, stop)), -size)
-    return np.cumsum(np.cumsum(change[:m, :m], axis=1)[::-1], axis=0)[::-1]
 
 
 def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
