@@ -28,7 +28,7 @@ import mxnet as mx
 import numpy as np
 from memonger.costs.held import find_held
 from memonger.costs.pool import pool
-from memonger.gluon.counting import count_bytes
+from memonger.gluon.cached_op import count_bytes
 from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graph
 from memonger.schedules.training_step import arena

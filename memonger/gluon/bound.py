@@ -15,7 +15,6 @@ from typing import (
     Iterable,
     Iterator,
     Mapping,
-    NamedTuple,
     Sequence,
     Union,
 )
@@ -99,13 +98,6 @@ class PlannedGraph:
         return set(self.symbol.list_auxiliary_states()) - moved
 
 
-class Run(NamedTuple):
-    """What a call keeps from its forward pass for its backward pass."""
-
-    inputs: Arrays
-    frame: Frame  # of a schedule
-
-
 class BoundMarks:
     """A plan of marks: an executor of MXNet, with the results of one call at a time.
 
@@ -149,13 +141,13 @@ class BoundMarks:
         self._read_again = {} if waits(graph.symbol) else {name: bound[name] for name in names}
         self._watched = watched_passes()
 
-    def hold(self, arrays: Arrays, marks: Marks) -> Run:
-        """Copy the inputs of a call."""
+    def hold(self, arrays: Arrays, marks: Marks) -> Arrays:
+        """Copy the inputs of a call into the executor's arrays; the call itself holds none."""
         for name in self._inputs:
             copy_as_laid_out(arrays[name].as_nd_ndarray(), self._bound[name])
-        return Run({}, Frame({}))
+        return {}
 
-    def forward(self, run: Run, outputs: Sequence[NDArray]) -> None:
+    def forward(self, inputs: Arrays, frame: Frame, outputs: Sequence[NDArray]) -> None:
         """Run the forward pass, and write the outputs that are no inputs."""
         # If a block is called twice, several executors update its statistics.
         order_state_readers(self._states)
@@ -165,14 +157,14 @@ class BoundMarks:
         for k, (result, output) in enumerate(zip(self._results, outputs)):
             if k not in self._graph.passed:
                 copy_as_laid_out(result, output)
-        if self._watched and not run.frame.digest:
-            run.frame.digest = digest(self._read_again)
+        if self._watched and not frame.digest:
+            frame.digest = digest(self._read_again)
 
     def backward(
-        self, run: Run, heads: list[NDArray], gradients: Arrays, marks: Marks, is_partial: bool
+        self, frame: Frame, heads: list[NDArray], gradients: Arrays, marks: Marks, is_partial: bool
     ) -> None:
         """Run the backward pass, and write the gradients or add them."""
-        run.frame.digest_again = digest({name: self._bound[name] for name in run.frame.digest})
+        frame.digest_again = digest({name: self._bound[name] for name in frame.digest})
         with self._restored(gradients) if is_partial else contextlib.nullcontext():
             self.executor.backward(heads)
             order_state_readers(self._states)
@@ -220,21 +212,23 @@ class BoundSchedule:
         }
         self.outputs = self._step.outputs  # their shapes and types
 
-    def hold(self, arrays: Arrays, marks: Marks) -> Run:
+    def hold(self, arrays: Arrays, marks: Marks) -> Arrays:
         """Return the inputs of a call: arrays on the tape as they are, and copies of others.
 
         A script may write to the others before the backward pass.
         """
-        inputs = {name: arrays[name].as_nd_ndarray() for name in self._inputs}
-        on_tape = {name for name, mark in marks.items() if mark.name}
-        return Run({n: a if n in on_tape else a.copy() for n, a in inputs.items()}, Frame({}))
+        inputs = {}
+        for name in self._inputs:
+            array, is_on_tape = arrays[name].as_nd_ndarray(), name in marks and marks[name].name
+            inputs[name] = array if is_on_tape else array.copy()
+        return inputs
 
-    def forward(self, run: Run, outputs: Sequence[NDArray]) -> None:
+    def forward(self, inputs: Arrays, frame: Frame, outputs: Sequence[NDArray]) -> None:
         """Run the forward pass, and write the outputs that are no inputs."""
-        frame, step = run.frame, self._step
+        step = self._step
         frame.arrays = {
             **self._parameters,
-            **{place: run.inputs[name] for name, place in self._inputs.items()},
+            **{place: inputs[name] for name, place in self._inputs.items()},
             **step.place_outputs(outputs),
             **step.place_split(),
         }
@@ -245,10 +239,10 @@ class BoundSchedule:
         frame.arrays = {place: array for place, array in frame.arrays.items() if place in late}
 
     def backward(
-        self, run: Run, heads: list[NDArray], gradients: Arrays, marks: Marks, is_partial: bool
+        self, frame: Frame, heads: list[NDArray], gradients: Arrays, marks: Marks, is_partial: bool
     ) -> None:
         """Run the backward pass, and write the gradients or add them."""
-        step, arrays = self._step, run.frame.arrays
+        step, arrays = self._step, frame.arrays
         targets = {
             name: array
             for name, array in gradients.items()
@@ -263,7 +257,7 @@ class BoundSchedule:
         arrays.update(step.place_gradients({**targets, **others}))
         beside = self._graph.states_beside(set(gradients)) if is_partial else set()
         with restored([self._states[name] for name in beside.intersection(self._states)]):
-            step.run_backward(run.frame)
+            step.run_backward(frame)
         deliver(others, {n: a for n, a in gradients.items() if n in others}, marks)
         arrays.clear()
 
@@ -281,7 +275,7 @@ def deliver(sources: Arrays, targets: Arrays, marks: Marks) -> None:
     copies: dict[object, list[tuple[NDArray, NDArray]]] = {}  # by type
     for name, array in targets.items():
         if marks[name].request == ADD:
-            # The stub's gradient has written or added zeros there (see `stub.stub_symbol`).
+            # The stub's gradient has written or added zeros there (see `tape.stub_symbol`).
             array += sources[name]
         elif array.stype != "default" or array.shape == ():
             # MKLDNN, and so the operator below, does not support arrays without axes.

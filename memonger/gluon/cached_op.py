@@ -8,19 +8,23 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Callable, Collection, Mapping, NamedTuple
 
 import numpy as np
 
 from memonger.api.plan import Plan
 from memonger.api.planning import plan
+from memonger.costs.bind import has_mkldnn
 from memonger.gluon.bound import PlannedGraph, reached, waits
-from memonger.gluon.counting import Count, count_bytes
 from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import Runner, free_unused
 from memonger.graph.inputs import check_device
 from memonger.graph.operators.recompute import ANY, GPU
+from memonger.graph.read import forward_graph
+from memonger.graph.training import HEAD_COPY, NO_NODE, training_graph
 from memonger.schedules.execution.arena import address
+from memonger.schedules.execution.symbol import ScheduledSymbol
+from memonger.solve.facts import find_wanted
 from memonger.solve.limits import Budget
 from memonger.support.errors import (
     BudgetError,
@@ -52,6 +56,54 @@ class Kind(NamedTuple):
     np_shape: bool  # whether MXNet reads shapes as NumPy does: () is a scalar
     shapes: tuple[tuple[int, ...], ...]  # of the inputs
     run: frozenset[int]  # the operators whose gradients run
+
+
+class Count(NamedTuple):
+    """Bytes of calls of one kind."""
+
+    planned: int  # that a step takes by the plan
+    plain: int  # that it takes without
+    planned_together: int  # that a call holds by the plan, if another one is alive too
+    plain_together: int  # that it holds without
+
+
+def count_bytes(plan: Plan, inputs: Collection[str]) -> Count:
+    """Count the bytes of calls of a block with these inputs, by a plan and without.
+
+    Without it, MXNet's executor, whose pool a plan counts, copies gradients of outputs, and Gluon
+    does not. Marks need copies of inputs and outputs, and arrays for the gradients of inputs.
+
+    Raises
+    ------
+    MemongerError
+        If a step takes no less by the plan.
+    """
+    request, symbol = plan.request, plan.symbol
+    graph = forward_graph(request.symbol, request.spec)
+    training = training_graph(graph, find_wanted(graph, request.grad_req))
+    plain = plan.before.pool_bytes
+    for row in training.arrays.walk_row.tolist():
+        if training.ops[row] == HEAD_COPY and training.origin[row] == NO_NODE:
+            plain -= training.signatures[row].tensors[0].nbytes
+    outputs = sum(graph.tensors[a][b].nbytes for a, b in graph.heads if a not in graph.arguments)
+    if isinstance(symbol, ScheduledSymbol):
+        planned, mkldnn = plan.after.pool_bytes, has_mkldnn(request.ctx)
+        step = symbol.find_step(forward_graph(symbol, request.spec), request.grad_req, mkldnn)
+        together = replace(step, is_split=True).split_bytes + outputs
+    else:
+        planned = plan.after.pool_bytes + outputs
+        for a in graph.arguments:
+            name = graph.nodes[a].name
+            if name in inputs:
+                arrays = 1 if request.grad_req[name] == "null" else 2
+                planned += arrays * graph.tensors[a][0].nbytes
+        together = planned
+    if planned >= plain:
+        raise MemongerError(
+            f"by its plan it would take {format_size(planned)} in Gluon, and without it "
+            f"{format_size(plain, planned)}"
+        )
+    return Count(planned, plain, together, training.kept_bytes)
 
 
 @dataclass

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Callable, List, Mapping, MutableMapping
 
 import numpy as np
 
-from memonger.gluon import autograd, stub, tape
-from memonger.gluon.bound import BoundMarks, BoundSchedule, PlannedGraph, Run
+from memonger.gluon import autograd, tape
+from memonger.gluon.bound import BoundMarks, BoundSchedule, PlannedGraph
 from memonger.schedules.execution.arena import address
+from memonger.schedules.execution.calls import Frame
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.signals import deferred_signals
@@ -61,10 +62,15 @@ class RecordedCall:
     """A call of a planned block that autograd has recorded; it lives as long as the tape has it."""
 
     def __init__(
-        self, runner: Runner, number: int, run: Run, passed: Mapping[int, NDArray]
+        self,
+        runner: Runner,
+        number: int,
+        inputs: Arrays,
+        frame: Frame,
+        passed: Mapping[int, NDArray],
     ) -> None:
-        self.runner = runner
-        self.run: Run | None = run
+        self.runner, self.inputs = runner, inputs
+        self.frame: Frame | None = frame
         # Its size is the number of the call among those of the runner that are alive: a backward
         # pass for a few variables tells it by nothing else.
         self.last: NDArray = mx.nd.empty((number + 1,), runner.ctx)
@@ -83,8 +89,8 @@ class RecordedCall:
 
     def drop(self) -> None:
         """Drop the arrays: no backward pass follows, but the engine may keep the tape a while."""
-        self.run = self.heads = None
-        self.results, self.variables = [], []
+        self.frame = self.heads = None
+        self.inputs, self.results, self.variables = {}, [], []
 
     def check(self) -> None:
         """Raise MemongerError if another call has reused the memory of this one."""
@@ -129,7 +135,7 @@ class Runner:
         weakref.finalize(self, _defer_free, threading.current_thread(), self.bound)
         adds = [marks[name].request == ADD for name in self._wanted]
         outputs = len(self.bound.outputs)
-        self._stub = stub.Stub(self.ctx, adds, outputs, self._on_gradient, graph.is_np)
+        self._stub = tape.Stub(self.ctx, adds, outputs, self._on_gradient, graph.is_np)
         self._np_shape = mx.util.is_np_shape()  # the thread of the backward pass may differ
         #: The calls that the tape has, by number; without a split, the latest alone is valid.
         self.calls: MutableMapping[int, RecordedCall] = weakref.WeakValueDictionary()
@@ -158,8 +164,8 @@ class Runner:
         number = next(k for k in itertools.count() if k not in self.calls) if self.is_split else 0
         passed = {k: arrays[n].as_nd_ndarray() for k, n in self.graph.passed.items()}
         with mx.autograd.pause(train_mode=True):
-            run = self.bound.hold(arrays, marks)
-            call = self.calls[number] = RecordedCall(self, number, run, passed)
+            inputs, frame = self.bound.hold(arrays, marks), Frame({})
+            call = self.calls[number] = RecordedCall(self, number, inputs, frame, passed)
         with autograd.one_at_a_time():  # a backward pass of another call may be under way
             self._begin()
         others = [arrays[name] for name in self._wanted]
@@ -170,7 +176,8 @@ class Runner:
             mx.nd.identity(outputs[k].as_nd_ndarray(), out=shared)
             outputs[k] = shared.as_np_ndarray() if self.graph.is_np else shared
         with mx.autograd.pause(train_mode=True):
-            self.bound.forward(run, [output.detach().as_nd_ndarray() for output in outputs])
+            results = [output.detach().as_nd_ndarray() for output in outputs]
+            self.bound.forward(inputs, frame, results)
         for output in outputs:
             note_computed(output)
         return outputs, call
@@ -201,7 +208,7 @@ class Runner:
         """Run the backward pass of a call."""
         call, backward = self.calls.get(last.size - 1), autograd.backward_pass
         is_same = call is not None and (backward.is_partial or address(last) == call.address)
-        if call is None or call.run is None or not is_same:
+        if call is None or call.frame is None or not is_same:
             raise MemongerError(STALE)
         if not mx.autograd.is_training():
             raise MemongerError(
@@ -215,10 +222,11 @@ class Runner:
                     "for each call; for more, train it without a plan: memonger.gluon.unplan(net)"
                 )
             # The outputs on the tape stay as they are.
-            self.bound.forward(call.run, [mx.nd.zeros_like(array) for array in call.results])
+            unread = [mx.nd.zeros_like(array) for array in call.results]
+            self.bound.forward(call.inputs, call.frame, unread)
         heads = [self._heads[k] for k in range(len(call.results))]
-        self.bound.backward(call.run, heads, self._gradients, self._marks, backward.is_partial)
-        frame = call.run.frame
+        frame = call.frame
+        self.bound.backward(frame, heads, self._gradients, self._marks, backward.is_partial)
         if frame.digest:
             backward.unchecked.append((frame.digest, frame.digest_again, self._trained))
         call.spent = True  # last, because another thread may use the memory from here on

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any, Callable, Mapping, MutableMapping, Sequence
 
 from memonger.api.plan import Plan, make_plan
-from memonger.gluon.cached_op import PlannedBlock
-from memonger.gluon.counting import count_bytes
+from memonger.gluon.cached_op import PlannedBlock, count_bytes
 from memonger.gluon.planning import plan_others
 from memonger.graph.forward import no_collection
 from memonger.graph.inputs import check_device
