@@ -11,6 +11,7 @@ import numpy as np
 
 from memonger.api.plan import make_plan
 from memonger.api.results import Frontier, LargestBatch, Open
+from memonger.costs.bind import trim_heap
 from memonger.graph.inputs import read_devices, read_pairs, trace
 from memonger.planners.candidates import Candidate, SearchResult, by_seconds, pareto_front
 from memonger.schedules.layouts import LayoutMismatch
@@ -27,7 +28,6 @@ from memonger.solve.limits import Limits, bound_gpu, check_keywords, read_limits
 from memonger.solve.network import read_call
 from memonger.solve.search import list_ways, predict_memory, search_by, settle
 from memonger.solve.selection import Selector
-from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
 from memonger.support.errors import BudgetError, MemongerError, TooLargeError
 from memonger.support.parallel import progress_bar

@@ -6,6 +6,7 @@ import logging
 from typing import Mapping, MutableMapping, Sequence
 
 from memonger.api.plan import Plan, make_plan
+from memonger.costs.bind import trim_heap
 from memonger.solve.by_marks import write_original
 from memonger.solve.choose import Solution, choose
 from memonger.solve.describe import suggest_schedule
@@ -15,7 +16,6 @@ from memonger.solve.limits import Limits
 from memonger.solve.network import read_call, read_network, read_unplanned
 from memonger.solve.search import search
 from memonger.solve.selection import Selector
-from memonger.support.allocator import trim_heap
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, MemongerError
 from memonger.support.types import Amount, Shapes, Symbol, SymbolOrBlock, Types

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import re
 from dataclasses import replace
-from typing import Iterable, Mapping
+from typing import Iterable, Iterator, Mapping
 
 from memonger.costs.usage import Usage
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import bind_inferred, makes_rows, unallocated
 from memonger.graph.operators.recompute import GPU
-from memonger.support.allocator import trim_heap
 from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.mxnet import Settings, environment, mx, without_notices
 from memonger.support.types import Context, Executor, Symbol
@@ -56,10 +57,8 @@ def bind(
             if graph.sparse or find_sparse_gradients(graph):
                 wanted_requests = {name: requests[name] for name in names}
                 return bind_inferred(symbol, ctx, inputs, wanted_requests)
-            arrays, gradients = (
-                {name: unallocated(inputs[name].shape, inputs[name].dtype, ctx) for name in some}
-                for some in (inputs, names)
-            )
+            arrays = {name: unallocated(tensor, ctx) for name, tensor in inputs.items()}
+            gradients = {name: unallocated(inputs[name], ctx) for name in names}
             return symbol.bind(ctx, arrays, gradients, request, arrays)
     except mx.MXNetError as error:
         why = mxnet_message(error)
@@ -70,6 +69,21 @@ def bind(
                 "write act_type='leaky', which is the default, or set MXNET_USE_FUSION=0"
             )
         raise MemongerError(f"MXNet cannot bind this network on {ctx}: {why}") from None
+
+
+@contextlib.contextmanager
+def trim_heap() -> Iterator[None]:
+    """Return freed memory to the system at the end of the block, where the C library is glibc.
+
+    By itself glibc returns only the end of its heap. A bind of MXNet takes small blocks, 10 KB a
+    node, and later blocks that stay alive keep them from being returned.
+    """
+    try:
+        yield
+    finally:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def confirm_pool(
@@ -89,9 +103,11 @@ def has_mkldnn(devices: Context | str) -> bool:
 
 def find_sparse_gradients(graph: ForwardGraph) -> set[int]:
     """Return the arguments (nodes) whose gradients MXNet stores as rows (see `makes_rows`)."""
-    readers = (node for node in graph.nodes if makes_rows(node.op, node.attrs))
-    arguments = {a for node in readers for a, _ in node.inputs[1:]}
-    return {a for a in arguments if graph.nodes[a].is_variable}
+    sparse: set[int] = set()
+    for node in graph.nodes:
+        if makes_rows(node.op, node.attrs):
+            sparse.update(a for a, _ in node.inputs[1:] if graph.nodes[a].is_variable)
+    return sparse
 
 
 def read_planned_mb(executor: Executor) -> int:

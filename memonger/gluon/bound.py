@@ -22,9 +22,9 @@ from typing import (
 import numpy as np
 
 from memonger.graph.marks import FORCE, list_fixed_gammas
+from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.recompute import draws, truth, waits_for_devices
 from memonger.graph.operators.tensors import Tensor
-from memonger.schedules.execution.arena import deferred
 from memonger.schedules.execution.calls import Frame
 from memonger.schedules.execution.executor import BoundStep
 from memonger.schedules.execution.symbol import ScheduledSymbol
@@ -249,7 +249,7 @@ class BoundSchedule:
             if array.stype == "default" and marks[name].request == WRITE
         }
         others = {
-            name: deferred(self._tensors[name], self._ctx)
+            name: unallocated(self._tensors[name], self._ctx)
             for name in self._wanted
             if name not in targets
         }

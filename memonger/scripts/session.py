@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Callable, Mapping, MutableMapping, Sequence
 
 from memonger.api.plan import Plan, make_plan
+from memonger.costs.bind import trim_heap
 from memonger.gluon.cached_op import PlannedBlock, count_bytes
 from memonger.gluon.planning import plan_others
 from memonger.graph.forward import no_collection
@@ -30,7 +31,6 @@ from memonger.solve.facts import Facts, measure
 from memonger.solve.limits import Budget, Lent, Limits
 from memonger.solve.network import Network, read_call, read_mxnet_variables, read_network
 from memonger.solve.search import search
-from memonger.support.allocator import trim_heap
 from memonger.support.cache import Latest
 from memonger.support.errors import MB, BudgetError, MemongerError, UnmatchedError, format_size
 from memonger.support.files import Path

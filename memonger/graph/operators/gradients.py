@@ -135,10 +135,10 @@ class NotDifferentiable(Exception):
     """Raised if MXNet has no gradient for an operator."""
 
 
-def unallocated(shape: Sequence[int], dtype: str, ctx: Context) -> NDArray:
-    """Make an NDArray without memory."""
-    checked, kind = check_elements(tuple(shape)), np.dtype(dtype).type
-    return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(checked, ctx, True, kind))
+def unallocated(tensor: Tensor, ctx: Context) -> NDArray:
+    """Make an array whose memory is allocated when the engine first writes to it."""
+    shape, kind = check_elements(tuple(tensor.shape)), np.dtype(tensor.dtype).type
+    return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(shape, ctx, True, kind))
 
 
 def bind_inferred(
@@ -149,7 +149,7 @@ def bind_inferred(
     ``inputs`` are the tensors of its variables. Variables that ``requests`` does not name get no
     gradient.
     """
-    arrays = {n: unallocated(t.shape, t.dtype, ctx) for n, t in inputs.items()}
+    arrays = {n: unallocated(t, ctx) for n, t in inputs.items()}
     # MXNet takes dense arrays from the buffer. Sparse arrays have no memory until they have rows.
     stored = symbol.attr_dict()
     buffer = {f"grad of {name}": array for name, array in arrays.items()}
@@ -377,7 +377,7 @@ def _bind(operators: Iterable[Operator], symbol: Symbol, merging: str) -> Execut
                     node["attrs"] = {STORAGE: str(ids[named[node["name"]].stype])}
             symbol = load_nodes(graph["nodes"], graph["heads"])
             return bind_inferred(symbol, cpu, named, dict.fromkeys(named, "write"))
-        arrays = {name: unallocated(t.shape, t.dtype, cpu) for name, t in named.items()}
+        arrays = {name: unallocated(t, cpu) for name, t in named.items()}
         return symbol.bind(cpu, arrays, arrays, "write", arrays)
 
 

@@ -99,12 +99,6 @@ def array_at(place: int, tensor: Tensor, ctx: Context) -> NDArray:
     return mx.nd.NDArray(handle)
 
 
-def deferred(tensor: Tensor, ctx: Context) -> NDArray:
-    """Make an array whose memory is allocated when the engine first writes to it."""
-    handle = mx.nd.ndarray._new_alloc_handle(tensor.shape, ctx, True, tensor.dtype)
-    return mx.nd.NDArray(handle)
-
-
 def refuse_types(tensors: Iterable[Tensor]) -> None:
     """Raise MemongerError for tensors of a type that an array over an address cannot have."""
     for dtype in sorted({tensor.dtype for tensor in tensors}):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Callable, Container, Mapping, NamedTuple, Sequ
 import numpy as np
 
 from memonger.graph.forward import RowEntry
+from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.recompute import SYNCHRONIZED, is_restored, truth
 from memonger.graph.operators.recorded import (
     ASYNCHRONOUS,
@@ -31,7 +32,7 @@ from memonger.graph.operators.recorded import (
     UNDECLARED_MUTATIONS,
 )
 from memonger.graph.operators.tensors import Attributes, Shape, Tensor
-from memonger.schedules.execution.arena import address, array_at, deferred
+from memonger.schedules.execution.arena import address, array_at
 from memonger.schedules.training_step import AT_ONCE, TrainingStep
 from memonger.support.errors import MemongerError, mxnet_message
 from memonger.support.kernels import compiled
@@ -472,7 +473,7 @@ class _Recording:
         for k, entry, is_added in call.gradients or ():
             read, gradient = self._reads[k], arrays.get(entry)
             if gradient is None:
-                gradient = deferred(Tensor(read.shape, read.dtype), read.context)
+                gradient = unallocated(Tensor(read.shape, read.dtype), read.context)
                 self._later.append((entry, gradient, is_added))
             marked.append((read, gradient, "add" if is_added else "write"))
         if marked:

@@ -12,8 +12,9 @@ import numpy as np
 from memonger.costs.bind import find_sparse_gradients, has_mkldnn
 from memonger.graph.forward import ForwardGraph, RowEntry
 from memonger.graph.operators import recompute
+from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.tensors import Shape, Tensor
-from memonger.schedules.execution.arena import Arena, array_at, deferred, refuse_types
+from memonger.schedules.execution.arena import Arena, array_at, refuse_types
 from memonger.schedules.execution.calls import BoundCalls, Calls, Frame, Place, calls_of
 from memonger.schedules.execution.monitor import Callback, Monitor
 from memonger.schedules.execution.plain import PlainNetwork
@@ -119,7 +120,7 @@ class BoundStep:
                 outputs.append(inputs[self.step.names[head[0]]])
                 continue
             if block not in of_block:
-                of_block[block] = deferred(tensor, self._ctx)
+                of_block[block] = unallocated(tensor, self._ctx)
             array = of_block[block]
             outputs.append(array if array.shape == tensor.shape else array.reshape(tensor.shape))
         return outputs
@@ -144,7 +145,7 @@ class BoundStep:
         """Return the places of what the backward pass of a split step gets, in new arrays."""
         places: dict[Place, NDArray] = {}
         for block in self._split:
-            places.update(self._place_block(block, deferred(self._shapes[block], self._ctx)))
+            places.update(self._place_block(block, unallocated(self._shapes[block], self._ctx)))
         return places
 
     def place_gradients(self, arrays: Mapping[str, NDArray]) -> dict[Place, NDArray]:
@@ -351,7 +352,7 @@ class ScheduledExecutor(mx.executor.Executor):
                     "gradient, an NDArray in out_grads; to minimize the output, use mx.sym.MakeLoss"
                 )
             # A copy, because a gradient may be written to the caller's array.
-            copy = deferred(self._bound.step.tensor(place), self._ctx)
+            copy = unallocated(self._bound.step.tensor(place), self._ctx)
             self._frame.arrays[place] = out_grads[k].copyto(copy)
         self._pass = None
         try:
