@@ -223,11 +223,12 @@ def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: i
 
 def without_inputs(op: str, attrs: Iterable[tuple[str, str]]) -> Symbol:
     """Make a Symbol of an operator that has no inputs yet; to call it makes variables for them."""
-    handle, pairs = mx.base.SymbolHandle(), [*attrs]
-    keys, values = (mx.base.c_str_array([pair[k] for pair in pairs]) for k in (0, 1))
+    handle, texts = mx.base.SymbolHandle(), dict(attrs)
+    keys = mx.base.c_str_array([*texts])
+    values = mx.base.c_str_array([*texts.values()])
     handle_of_op = ctypes.c_void_p(creator(op))
     create = mx.base._LIB.MXSymbolCreateAtomicSymbol
-    mx.base.check_call(create(handle_of_op, len(pairs), keys, values, ctypes.byref(handle)))
+    mx.base.check_call(create(handle_of_op, len(texts), keys, values, ctypes.byref(handle)))
     return mx.sym.Symbol(handle)
 
 
@@ -275,9 +276,10 @@ def all_outputs(graph: Json) -> Symbol:
     ``get_internals`` leaves out those that ``list_outputs`` does not show, such as a BatchNorm's
     mean and a Dropout's mask. MXNet infers their shapes and types, but has no names for them.
     """
+    heads: list[list[int]] = []
     start = graph["node_row_ptr"]
-    counts = [last - first for first, last in zip(start, start[1:])]
-    heads = [[i, k, 0] for i, count in enumerate(counts) for k in range(count)]
+    for i, (first, stop) in enumerate(zip(start, start[1:])):
+        heads += [[i, k, 0] for k in range(stop - first)]
     return load_nodes(graph["nodes"], heads)
 
 
