@@ -230,7 +230,6 @@ class BoundSchedule:
             **self._parameters,
             **{place: inputs[name] for name, place in self._inputs.items()},
             **step.place_outputs(outputs),
-            **step.place_split(),
         }
         step.run_forward(frame, is_train=True)
         for source, number in step.repeated_outputs:

@@ -13,7 +13,7 @@ from memonger.costs.bind import find_sparse_gradients, has_mkldnn
 from memonger.graph.forward import ForwardGraph, RowEntry
 from memonger.graph.operators import recompute
 from memonger.graph.operators.gradients import unallocated
-from memonger.graph.operators.tensors import Shape, Tensor
+from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.arena import Arena, array_at, refuse_types
 from memonger.schedules.execution.calls import BoundCalls, Calls, Frame, Place, calls_of
 from memonger.schedules.execution.monitor import Callback, Monitor
@@ -63,15 +63,11 @@ class BoundStep:
         waits = any(recompute.waits_for_devices(node.op, node.attrs) for node in nodes)
         self._read_again = {} if waits else step.read_again
         self._watched = watched_passes()
-        #: The tensors of each block outside of the arena, with the shapes of those that are views.
-        self._tensors: dict[int, list[tuple[RowEntry, Shape | None]]] = defaultdict(list)
-        self._shapes: dict[int, Tensor] = {}  # the tensor of the first of them
+        #: The tensors of each block, in the arena or outside of it.
+        self._tensors: dict[int, list[tuple[RowEntry, Tensor]]] = defaultdict(list)
         for row in np.flatnonzero(~step.arrays.variable).tolist():
             for k, tensor in enumerate(step.signatures[row].tensors):
-                block = step.block((row, k))
-                if step.outside[block]:
-                    same = self._shapes.setdefault(block, tensor).shape == tensor.shape
-                    self._tensors[block].append(((row, k), None if same else tensor.shape))
+                self._tensors[step.block((row, k))].append(((row, k), tensor))
         heads = step.heads[: step.arrays.outputs]
         #: The shapes and types of the network's outputs.
         self.outputs = [step.tensor(head) for head in heads]
@@ -114,8 +110,8 @@ class BoundStep:
         """Return an array for each output: a variable, a new array, or a view of another's."""
         of_block: dict[int, NDArray] = {}
         outputs: list[NDArray] = []
-        for head in self.step.heads[: self.step.arrays.outputs]:
-            block, tensor = self.step.block(head), self.step.tensor(head)
+        for head, tensor in zip(self.step.heads, self.outputs):
+            block = self.step.block(head)
             if block < 0:
                 outputs.append(inputs[self.step.names[head[0]]])
                 continue
@@ -135,32 +131,32 @@ class BoundStep:
         return places
 
     def place_outputs(self, outputs: Sequence[NDArray]) -> dict[Place, NDArray]:
-        """Return the places of the network's outputs; of those in one block, the first counts."""
-        places: dict[Place, NDArray] = {}
-        for block, k in self._output_blocks.items():
-            places.update(self._place_block(block, outputs[k]))
-        return places
+        """Return the places of what a forward pass writes outside of the arena.
 
-    def place_split(self) -> dict[Place, NDArray]:
-        """Return the places of what the backward pass of a split step gets, in new arrays."""
-        places: dict[Place, NDArray] = {}
+        These are the network's outputs (of those in one block, the first counts), and in new arrays
+        what the backward pass of a split step gets.
+        """
+        blocks = {block: outputs[k] for block, k in self._output_blocks.items()}
         for block in self._split:
-            places.update(self._place_block(block, unallocated(self._shapes[block], self._ctx)))
-        return places
+            _, tensor = self._tensors[block][0]
+            blocks[block] = unallocated(tensor, self._ctx)
+        return self._place(blocks)
 
     def place_gradients(self, arrays: Mapping[str, NDArray]) -> dict[Place, NDArray]:
         """Return the places of the gradients of arguments."""
         places: dict[Place, NDArray] = dict(arrays.items())
-        for name, block in self._written.items():
-            places.update(self._place_block(block, arrays[name]))
+        places.update(self._place({block: arrays[name] for name, block in self._written.items()}))
         return places
 
-    def _place_block(self, block: int, array: NDArray) -> dict[Place, NDArray]:
-        """Return the places of a block; the array has the shape of any of its tensors."""
-        tensors, shape = self._tensors[block], self._shapes[block].shape
-        if len(tensors) > 1 and array.shape != shape:
-            array = array.reshape(shape)
-        return {entry: array if view is None else array.reshape(view) for entry, view in tensors}
+    def _place(self, blocks: Mapping[int, NDArray]) -> dict[Place, NDArray]:
+        """Return the places of blocks; an array has the shape of one tensor of its block."""
+        places: dict[Place, NDArray] = {}
+        for block, array in blocks.items():
+            shape = array.shape
+            for entry, tensor in self._tensors[block]:
+                is_same = tensor.shape == shape
+                places[entry] = array if is_same else array.reshape(tensor.shape)
+        return places
 
     def run_forward(self, frame: Frame, is_train: bool) -> None:
         """Run the operators up to the network's outputs."""
@@ -204,20 +200,12 @@ class BoundStep:
         memory = self.arena.memory()
         if self not in self.arena.calls:
             step, place = self.step, self.arena.place
-            arrays: dict[Place, NDArray] = {}
-            of_block: dict[int, NDArray] = {}
-            for row in np.flatnonzero(~step.arrays.variable).tolist():
-                for k, tensor in enumerate(step.signatures[row].tensors):
-                    block = step.block((row, k))
-                    if step.outside[block]:
-                        continue
-                    if block not in of_block:
-                        offset = place + int(step.offsets[block])
-                        of_block[block] = array_at(offset, tensor, self._ctx)
-                    array = of_block[block]
-                    same = array.shape == tensor.shape
-                    arrays[row, k] = array if same else array.reshape(tensor.shape)
-            self.arena.calls[self] = BoundCalls(self.program, arrays, memory)
+            blocks: dict[int, NDArray] = {}
+            for block, tensors in self._tensors.items():
+                if not step.outside[block]:
+                    _, tensor = tensors[0]
+                    blocks[block] = array_at(place + int(step.offsets[block]), tensor, self._ctx)
+            self.arena.calls[self] = BoundCalls(self.program, self._place(blocks), memory)
         return self.arena.calls[self]
 
     # Operators of autograd run outside of bulks. If Ctrl-C came before the next bulk, they might
@@ -419,12 +407,14 @@ def refuse_waiting(graph: ForwardGraph, device_type: str) -> None:
     On the CPU the arrays of all arenas are of device 0 (`calls`), so that the operators of all
     devices would run in one thread, and one operator would wait there for the other for ever.
     """
-    waiting = (n for n in graph.nodes if recompute.waits_for_devices(n.op, n.attrs))
-    for node in waiting if device_type != recompute.GPU else ():
-        raise MemongerError(
-            f"{node.name!r} ({node.op}) waits for other devices, which a schedule can do on GPUs "
-            "alone; plan with how='marks', or for GPUs with ctx='gpu'"
-        )
+    if device_type == recompute.GPU:
+        return
+    for node in graph.nodes:
+        if recompute.waits_for_devices(node.op, node.attrs):
+            raise MemongerError(
+                f"{node.name!r} ({node.op}) waits for other devices, which a schedule can do on "
+                "GPUs alone; plan with how='marks', or for GPUs with ctx='gpu'"
+            )
 
 
 def tensors_of(graph: ForwardGraph) -> dict[str, Tensor]:
@@ -441,8 +431,10 @@ def tensors_of(graph: ForwardGraph) -> dict[str, Tensor]:
             "how='marks', or install mxnet==1.9.1"
         )
     kinds, nodes = mx.ndarray.ndarray._STORAGE_TYPE_ID_TO_STR, graph.nodes
-    stored = {nodes[i].name: nodes[i].hidden.get("__storage_type__", 0) for i in graph.arguments}
-    refuse_sparse({name: kinds[int(k)] for name, k in stored.items()})
+    stored: dict[str, str] = {}
+    for i in graph.arguments:
+        stored[nodes[i].name] = kinds[int(nodes[i].hidden.get("__storage_type__", 0))]
+    refuse_sparse(stored)
     for i in sorted(find_sparse_gradients(graph)):
         raise MemongerError(
             f"the gradient of {nodes[i].name!r} is stored row by row (sparse_grad), which a "
