@@ -25,7 +25,7 @@ from memonger.graph.marks import FORCE, list_fixed_gammas
 from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.recompute import draws, truth, waits_for_devices
 from memonger.graph.operators.tensors import Tensor
-from memonger.schedules.execution.calls import Frame
+from memonger.schedules.execution.calls import Frame, Place
 from memonger.schedules.execution.executor import BoundStep
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.execution.unchanged import digest, watched_passes
@@ -48,6 +48,11 @@ def reached(nodes: Iterable[Mapping[str, Json]], wanted: Container[str]) -> list
     return depends
 
 
+def wanted_by(marks: Marks) -> list[str]:
+    """Return the arguments whose gradients are requested, in their order."""
+    return [name for name, mark in marks.items() if mark.request != NULL]
+
+
 def waits(symbol: Symbol) -> bool:
     """Return whether an operator may wait in the engine for other devices that are called later."""
     nodes = (node for node in read(symbol)["nodes"] if node["op"] != "null")
@@ -62,6 +67,11 @@ class PlannedGraph:
     names: tuple[str, ...]  # of all inputs, in the order of the block's own CachedOp
     parameters: Mapping[str, Parameter]  # Gluon's, by name; other names are inputs of the block
     is_np: bool  # whether the outputs are arrays of mx.np
+
+    @functools.cached_property
+    def inputs(self) -> list[str]:
+        """The names of the inputs of the block, in their order."""
+        return [name for name in self.names if name not in self.parameters]
 
     @functools.cached_property
     def nodes(self) -> list[dict[str, Json]]:
@@ -81,13 +91,12 @@ class PlannedGraph:
     @functools.cached_property
     def passed(self) -> dict[int, str]:
         """Output number -> name, for outputs that are inputs or parameters."""
-        heads = [self.nodes[head[0]] for head in read(self.symbol)["heads"]]
+        passed: dict[int, str] = {}
         names = self.symbol.list_arguments()
-        return {
-            k: node["name"]
-            for k, node in enumerate(heads)
-            if node["op"] == "null" and node["name"] in names
-        }
+        for k, (a, *_) in enumerate(read(self.symbol)["heads"]):
+            if self.nodes[a]["op"] == "null" and self.nodes[a]["name"] in names:
+                passed[k] = self.nodes[a]["name"]
+        return passed
 
     def states_beside(self, wanted: set[str]) -> set[str]:
         """Return the running statistics that a backward pass for these inputs does not update."""
@@ -108,21 +117,19 @@ class BoundMarks:
         self, graph: PlannedGraph, arrays: Arrays, marks: Marks, lent: BoundMarks | None
     ) -> None:
         self._graph, ctx = graph, arrays[graph.names[0]].context
-        self._inputs = [name for name in graph.names if name not in graph.parameters]
         # Arrays of mx.nd, because an executor takes none of mx.np; they include auxiliary states.
         bound = {name: array.as_nd_ndarray() for name, array in arrays.items()}
-        bound.update({name: mx.nd.zeros_like(bound[name]) for name in self._inputs})
+        bound.update({name: mx.nd.zeros_like(bound[name]) for name in graph.inputs})
         self._bound = bound
-        wanted = [name for name, mark in marks.items() if mark.request != NULL]
-        own = {n: arrays[n].grad for n in wanted if n in graph.parameters}
         #: The arrays of parameters' gradients that the executor writes directly.
-        self._own = {
-            name: array.as_nd_ndarray()
-            for name, array in own.items()
-            if marks[name].request == WRITE and array.stype == "default"
-        }
-        others = [name for name in wanted if name not in self._own]
-        gradients = {**self._own, **{name: mx.nd.zeros_like(bound[name]) for name in others}}
+        self._own: dict[str, NDArray] = {}
+        gradients: dict[str, NDArray] = {}
+        for name in wanted_by(marks):
+            array = arrays[name].grad if name in graph.parameters else None
+            if array is not None and array.stype == "default" and marks[name].request == WRITE:
+                self._own[name] = gradients[name] = array.as_nd_ndarray()
+            else:
+                gradients[name] = mx.nd.zeros_like(bound[name])
         requests = {name: WRITE if name in gradients else NULL for name in marks}
         with environment(), without_notices():
             self.executor: Executor = graph.symbol.bind(
@@ -143,7 +150,7 @@ class BoundMarks:
 
     def hold(self, arrays: Arrays, marks: Marks) -> Arrays:
         """Copy the inputs of a call into the executor's arrays; the call itself holds none."""
-        for name in self._inputs:
+        for name in self._graph.inputs:
             copy_as_laid_out(arrays[name].as_nd_ndarray(), self._bound[name])
         return {}
 
@@ -196,20 +203,24 @@ class BoundSchedule:
         is_split: bool,
     ) -> None:
         self._graph, self._ctx = graph, arrays[graph.names[0]].context
-        self._wanted = [name for name, mark in marks.items() if mark.request != NULL]
         requests = {name: NULL if mark.request == NULL else WRITE for name, mark in marks.items()}
         arguments = {name: arrays[name] for name in graph.symbol.list_arguments()}
         self._step: BoundStep = graph.symbol.bind_step(
             self._ctx, arguments, requests, lent and lent._step, is_split
         )
         own = {n: a.as_nd_ndarray() for n, a in arrays.items() if n in graph.parameters}
-        variables, places = self._step.variables, self._step.place_inputs(own)
-        self._inputs = {n: place for n, place in variables.items() if n in arrays and n not in own}
-        self._parameters = {p: a for p, a in places.items() if p not in self._inputs.values()}
+        #: The places of the inputs of the block that the step reads, and of all other variables.
+        self._inputs: dict[str, Place] = {}
+        self._parameters = self._step.place_inputs(own)
+        for name, place in self._step.variables.items():
+            if name in graph.inputs:
+                self._inputs[name] = place
+                del self._parameters[place]
         self._states = {n: own[n] for n in graph.symbol.list_auxiliary_states() if n in own}
-        self._tensors = {
-            name: Tensor(array.shape, np.dtype(array.dtype).name) for name, array in arrays.items()
-        }
+        #: The shapes and types of the gradients that are requested.
+        self._wanted: dict[str, Tensor] = {}
+        for name in wanted_by(marks):
+            self._wanted[name] = Tensor(arrays[name].shape, np.dtype(arrays[name].dtype).name)
         self.outputs = self._step.outputs  # their shapes and types
 
     def hold(self, arrays: Arrays, marks: Marks) -> Arrays:
@@ -242,22 +253,19 @@ class BoundSchedule:
     ) -> None:
         """Run the backward pass, and write the gradients or add them."""
         step, arrays = self._step, frame.arrays
-        targets = {
-            name: array
-            for name, array in gradients.items()
-            if array.stype == "default" and marks[name].request == WRITE
-        }
-        others = {
-            name: unallocated(self._tensors[name], self._ctx)
-            for name in self._wanted
-            if name not in targets
-        }
+        written: dict[str, NDArray] = {}
+        others: dict[str, NDArray] = {}  # of them those that are not arrays of the tape
+        for name, tensor in self._wanted.items():
+            array = gradients.get(name)
+            if array is None or array.stype != "default" or marks[name].request != WRITE:
+                array = others[name] = unallocated(tensor, self._ctx)
+            written[name] = array
         arrays.update({place: heads[k] for k, place in step.heads.items()})
-        arrays.update(step.place_gradients({**targets, **others}))
+        arrays.update(step.place_gradients(written))
         beside = self._graph.states_beside(set(gradients)) if is_partial else set()
         with restored([self._states[name] for name in beside.intersection(self._states)]):
             step.run_backward(frame)
-        deliver(others, {n: a for n, a in gradients.items() if n in others}, marks)
+        deliver(others, gradients, marks)
         arrays.clear()
 
 
@@ -270,9 +278,11 @@ def copy_as_laid_out(source: NDArray, target: NDArray) -> None:
 
 
 def deliver(sources: Arrays, targets: Arrays, marks: Marks) -> None:
-    """Copy or add gradients to the tape's arrays."""
+    """Copy or add gradients to the tape's arrays, those that ``sources`` has."""
     copies: dict[object, list[tuple[NDArray, NDArray]]] = {}  # by type
     for name, array in targets.items():
+        if name not in sources:
+            continue
         if marks[name].request == ADD:
             # The stub's gradient has written or added zeros there (see `tape.stub_symbol`).
             array += sources[name]

@@ -15,7 +15,7 @@ import numpy as np
 from memonger.api.plan import Plan
 from memonger.api.planning import plan
 from memonger.costs.bind import has_mkldnn
-from memonger.gluon.bound import PlannedGraph, reached, waits
+from memonger.gluon.bound import PlannedGraph, reached, waits, wanted_by
 from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import Runner, free_unused
 from memonger.graph.inputs import check_device
@@ -36,7 +36,7 @@ from memonger.support.errors import (
 from memonger.support.mxnet import may_wait, mx
 from memonger.support.symbols import read
 from memonger.support.types import Context, Keywords, NDArray, Parameter, Symbol
-from memonger.support.variables import NULL, WRITE, is_noted, mark_of
+from memonger.support.variables import NULL, WRITE, Mark, is_noted, mark_of
 
 if TYPE_CHECKING:
     from memonger.gluon.bound import Arrays, Marks
@@ -248,9 +248,12 @@ class PlannedOp:
         is_trained = mx.autograd.is_recording() and mx.autograd.is_training()
         if not is_trained or any(array.context != device for array in arrays):  # MXNet refuses it
             return self._usual(*arrays)
-        unseen = {name: parameter.grad_req for name, parameter in self._parameters.items()}
-        marks = {n: mark_of(named[n], unseen.get(n, WRITE)) for n in self._arguments}
-        wanted = frozenset(name for name, mark in marks.items() if mark.request != NULL)
+        marks: dict[str, Mark] = {}
+        for name in self._arguments:
+            parameter = self._parameters.get(name)
+            unseen = WRITE if parameter is None else parameter.grad_req
+            marks[name] = mark_of(named[name], unseen)
+        wanted = frozenset(wanted_by(marks))
         if not wanted:
             return self._usual(*arrays)
         kind, outputs = self._kind(named, wanted), None
@@ -281,12 +284,16 @@ class PlannedOp:
     def _kind(self, arrays: Arrays, wanted: frozenset[str]) -> Kind:
         if wanted not in self._run:
             nodes = read(self._symbol)["nodes"]
-            runs = (k for k, is_reached in enumerate(reached(nodes, wanted)) if is_reached)
-            self._run[wanted] = frozenset(k for k in runs if nodes[k]["op"] != "null")
-        inputs = [arrays[name] for name in self._inputs]
-        types = tuple((type(array), np.dtype(array.dtype).name) for array in inputs)
-        shapes = tuple(array.shape for array in inputs)
-        return Kind(types, mx.util.is_np_shape(), shapes, self._run[wanted])
+            pairs = enumerate(zip(nodes, reached(nodes, wanted)))
+            self._run[wanted] = frozenset(
+                k for k, (node, is_reached) in pairs if is_reached and node["op"] != "null"
+            )
+        types, shapes = [], []
+        for name in self._inputs:
+            array = arrays[name]
+            types.append((type(array), np.dtype(array.dtype).name))
+            shapes.append(array.shape)
+        return Kind(tuple(types), mx.util.is_np_shape(), tuple(shapes), self._run[wanted])
 
     def _check_mark(self, name: str, array: NDArray, parameter: Parameter) -> None:
         """Raise MemongerError if the request of a parameter that was marked by hand is unknown."""
@@ -301,16 +308,17 @@ class PlannedOp:
         """Plan a kind of calls; raise MemongerError if that is not possible."""
         if self._refusal:
             raise MemongerError(self._refusal)
+        shapes: dict[str, tuple[int, ...]] = {}
+        types: dict[str, str] = {}
         for name, array in arrays.items():
             if array.stype != "default":
                 raise MemongerError(
                     f"{name!r} is stored as {array.stype}, but a plan needs dense arrays; convert "
                     "it with tostype('default')"
                 )
+            shapes[name], types[name] = array.shape, np.dtype(array.dtype).name
         for name, parameter in self._parameters.items():
             self._check_mark(name, arrays[name], parameter)
-        shapes = {name: arrays[name].shape for name in self._names}
-        types = {name: np.dtype(arrays[name].dtype).name for name in self._names}
         device = check_device(arrays[self._names[0]].context)
         block = self._block
         with mx.autograd.pause():

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Callable, List, Mapping, MutableMapping
 import numpy as np
 
 from memonger.gluon import autograd, tape
-from memonger.gluon.bound import BoundMarks, BoundSchedule, PlannedGraph
+from memonger.gluon.bound import BoundMarks, BoundSchedule, PlannedGraph, wanted_by
 from memonger.schedules.execution.arena import address
 from memonger.schedules.execution.calls import Frame
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.signals import deferred_signals
 from memonger.support.types import NDArray
-from memonger.support.variables import ADD, NULL, WRITE, mark_unnoted, note_computed
+from memonger.support.variables import ADD, WRITE, mark_unnoted, note_computed
 
 if TYPE_CHECKING:
     from memonger.gluon.bound import Arrays, Bound, Marks
@@ -109,11 +109,10 @@ class Runner:
         self, graph: PlannedGraph, arrays: Arrays, marks: Marks, lent: Bound | None, is_split: bool
     ) -> None:
         self.graph, self._marks, self.is_split = graph, marks, is_split
-        self._inputs = [name for name in graph.names if name not in graph.parameters]
-        self._wanted = [n for n in graph.names if n in marks and marks[n].request != NULL]
+        self._wanted = wanted_by(marks)
         self._trained: list[NDArray] = []  # parameters
         self.ctx = arrays[graph.names[0]].context
-        self.size = sum(arrays[name].size for name in self._inputs)  # elements of the inputs
+        self.size = sum(arrays[name].size for name in graph.inputs)  # elements of the inputs
         for name in self._wanted:
             array = None
             if name in graph.parameters:
