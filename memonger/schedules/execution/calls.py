@@ -105,16 +105,24 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
 
     If ``poisoned``, tensors are overwritten once they are dead, which makes later reads visible.
     """
-    graph, sources, times = step.training.graph, step.rows.source.tolist(), step.rows.time.tolist()
+    graph, times = step.training.graph, step.rows.time
+    again = set(step.rows.source[times > 0].tolist())
     recorded = {**step.recorded, **step.dropouts} if on_gpu else step.recorded
     read = {*zip(step.rows.read_row.tolist(), step.rows.read_output.tolist()), *step.heads}
     read.update(entry for entry in step.gradients if entry is not None)
-    gradients = {x: _gradients(step, x, rows, read) for x, rows in recorded.items()}
-    late = {x for x in recorded if graph.nodes[x].op in RECORDED_LATE}
-    runs = {int(step.rows.latest[x]): x for x in recorded if x not in late}
-    ends = {max(rows): x for x, rows in recorded.items()}
-    inner = {row for rows in recorded.values() for row in rows}
-    again = {source for source, time in zip(sources, times) if time > 0}
+    late: set[int] = set()  # the operators that are recorded just before their gradients
+    runs: dict[int, int] = {}  # row that is recorded -> its operator
+    ends: dict[int, int] = {}  # last row of the gradient of a recorded operator -> the operator
+    inner: set[int] = set()  # all rows of these gradients
+    gradients: dict[int, list[tuple[int, RowEntry]]] = {}
+    for x, rows in recorded.items():
+        if graph.nodes[x].op in RECORDED_LATE:
+            late.add(x)
+        else:
+            runs[int(step.rows.latest[x])] = x
+        ends[max(rows)] = x
+        inner.update(rows)
+        gradients[x] = _gradients(step, x, rows, read)
     sums, terms = _sums(step)
     dead = _poison(step) if poisoned else {}
     poison: list[Call] = []
@@ -131,25 +139,8 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
             else:
                 calls += _differentiate(step, x, recorded[x], gradients[x])
         elif row not in inner:
-            attrs = dict(signature.attrs)
-            if signature.op == "Dropout" and sources[row] in again:
-                # cuDNN's mask has bits instead of factors (src/operator/nn/dropout-inl.h).
-                attrs["cudnn_off"] = "True"
-            elif signature.op == "_zeros_without_dtype":  # its shape cannot be inferred
-                attrs["shape"] = str(tuple(signature.tensors[0].shape))
-            writes = tuple([(row, k) for k in range(len(signature.tensors))])
-            usual = Invocation(row, signature.op, attrs, tuple(step.reads[row]), writes)
             wanted = gradients[runs[row]] if row in runs else ()
-            is_again = times[row] > 0
-            if wanted or signature.op in ASYNCHRONOUS:
-                adds = [(k, entry, entry in step.adding) for k, entry in wanted]
-                calls.append(usual._replace(gradients=tuple(adds)))
-            elif is_again and signature.op == SYNCHRONIZED and is_restored(signature.op, attrs):
-                calls += _restore(usual, step.signatures[row].tensors[1].shape)
-            else:
-                calls += _by_name(usual)
-                states = [step.reads[row][k] for k in UNDECLARED_MUTATIONS.get(signature.op, ())]
-                calls += [_copy(state, state) for state in states]
+            calls += _invoke(step, row, step.rows.source[row] in again, wanted)
         calls += sums.get(row, ())
         poison += dead.get(row, ())
         if row not in inner or row in ends:
@@ -164,6 +155,31 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
             if block >= 0 and not step.alive.of_caller[block]:
                 calls.append(_copy(gradient, graph.nodes[a].name))
     return Calls(tuple(calls), forward_calls)
+
+
+def _invoke(
+    step: TrainingStep, row: int, is_recomputed: bool, wanted: Sequence[tuple[int, RowEntry]]
+) -> Sequence[Call]:
+    """Return the calls that run a row, with the gradients that autograd records.
+
+    ``is_recomputed`` tells whether its operator runs again in the step.
+    """
+    signature, reads = step.signatures[row], step.reads[row]
+    op, attrs = signature.op, dict(signature.attrs)
+    if op == "Dropout" and is_recomputed:
+        # cuDNN's mask has bits instead of factors (src/operator/nn/dropout-inl.h).
+        attrs["cudnn_off"] = "True"
+    elif op == "_zeros_without_dtype":  # its shape cannot be inferred
+        attrs["shape"] = str(tuple(signature.tensors[0].shape))
+    writes = tuple([(row, k) for k in range(len(signature.tensors))])
+    usual = Invocation(row, op, attrs, tuple(reads), writes)
+    if wanted or op in ASYNCHRONOUS:
+        adds = [(k, entry, entry in step.adding) for k, entry in wanted]
+        return [usual._replace(gradients=tuple(adds))]
+    if step.rows.time[row] > 0 and op == SYNCHRONIZED and is_restored(op, attrs):
+        return _restore(usual, signature.tensors[1].shape)
+    states = [reads[k] for k in UNDECLARED_MUTATIONS.get(op, ())]
+    return [*_by_name(usual), *[_copy(state, state) for state in states]]
 
 
 def _copy(source: Place, target: Place) -> Invocation:
