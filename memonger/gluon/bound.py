@@ -25,7 +25,8 @@ from memonger.graph.marks import FORCE, list_fixed_gammas
 from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.recompute import draws, truth, waits_for_devices
 from memonger.graph.operators.tensors import Tensor
-from memonger.schedules.execution.calls import Frame, Place
+from memonger.schedules.execution.arena import Frame
+from memonger.schedules.execution.calls import Place
 from memonger.schedules.execution.executor import BoundStep
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.execution.unchanged import digest, watched_passes

@@ -16,8 +16,7 @@ import numpy as np
 
 from memonger.gluon import autograd, tape
 from memonger.gluon.bound import BoundMarks, BoundSchedule, PlannedGraph, wanted_by
-from memonger.schedules.execution.arena import address
-from memonger.schedules.execution.calls import Frame
+from memonger.schedules.execution.arena import Frame, address
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.signals import deferred_signals

@@ -20,7 +20,7 @@ from memonger.graph.forward import ForwardGraph
 from memonger.graph.arrays import Signature
 from memonger.graph.operators.inplace import inplace_options, reads_overwritten
 from memonger.graph.operators.tensors import Tensor
-from memonger.schedules.execution.calls import creator, invoke
+from memonger.schedules.execution.arena import creator, invoke
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.support.symbols import load_nodes
 from memonger.support.mxnet import environment

@@ -1,29 +1,14 @@
-"""Translate a training step into calls of MXNet's imperative interface, and run them in order.
+"""Translate a training step into calls of MXNet's imperative interface, in order.
 
-A compiled loop invokes operators by ``MXImperativeInvoke``. The engine does not know which tensors
-overlap in the arena, so calls are pushed in *bulks* (``MXEngineSetBulkSize``): the operators of a
-bulk run one after the other. Each bulk begins with an operator, its *token*, that changes the
-engine variable of the arena, so that bulks run in order (``BulkAppend`` in
-``src/engine/threaded_engine.h``).
-
-Operators that autograd records (`operators.recorded`) run outside of bulks. To keep the order, each
-of their outputs is copied to itself (which computes nothing) at the end of the bulk before and in
-the bulk after.
+The compiled loop of an arena (`arena`) invokes them. Autograd records some (`operators.recorded`).
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import threading
-from collections import ChainMap, defaultdict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Callable, Container, Mapping, NamedTuple, Sequence, Union
-
-import numpy as np
+from collections import defaultdict
+from typing import Container, Mapping, NamedTuple, Sequence, Union
 
 from memonger.graph.forward import RowEntry
-from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.recompute import SYNCHRONIZED, is_restored, truth
 from memonger.graph.operators.recorded import (
     ASYNCHRONOUS,
@@ -31,25 +16,12 @@ from memonger.graph.operators.recorded import (
     RECORDED_LATE,
     UNDECLARED_MUTATIONS,
 )
-from memonger.graph.operators.tensors import Attributes, Shape, Tensor
-from memonger.schedules.execution.arena import address, array_at
+from memonger.graph.operators.tensors import Attributes, Shape
 from memonger.schedules.training_step import AT_ONCE, TrainingStep
-from memonger.support.errors import MemongerError, mxnet_message
-from memonger.support.kernels import compiled
-from memonger.support.mxnet import mx, wait_for_engine
-from memonger.support.symbols import creator
-from memonger.support.types import NDArray
-
-if TYPE_CHECKING:
-    Arrays = Sequence[NDArray]
-    Slot = Union[NDArray, "Place"]
 
 #: An input or output of a call: a tensor of the step (a row and one of its outputs), or the array
 #: of an argument's gradient (the name of the argument).
 Place = Union[RowEntry, str]
-
-TOKENS = 2  # calls at the beginning of the table
-BULK = 32  # operators; the engine is idle until a bulk is full, and larger bulks are not faster
 
 
 class Invocation(NamedTuple):
@@ -95,9 +67,6 @@ class Calls(NamedTuple):
                 if call.late is not None:
                     places.update(call.late.reads, call.late.writes)
         return places
-
-
-# ---------------------------------------------------------------- from rows to calls
 
 
 def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
@@ -336,219 +305,3 @@ def _by_name(usual: Invocation) -> list[Invocation]:
             Invocation(row, "broadcast_mul", {}, (gradient, head), (gradient,)),
         ]
     return [usual]
-
-
-# ---------------------------------------------------------------- how they run
-
-
-@dataclass(eq=False)
-class Frame:
-    """The arrays outside of an arena that a run of a training step reads and writes."""
-
-    arrays: dict[Place, NDArray]
-    #: The operators that autograd has recorded in the forward pass, by row.
-    recordings: dict[int, _Recording] = field(default_factory=dict)
-    #: Digests of the arguments (`unchanged`) in the forward pass, and in the backward pass.
-    digest: dict[str, NDArray] = field(default_factory=dict)
-    digest_again: dict[str, NDArray] = field(default_factory=dict)
-
-
-class BoundCalls:
-    """Calls bound to the ``arrays`` of tensors in the ``memory`` of an arena.
-
-    A `Frame` has all other arrays; each run is given one.
-    """
-
-    def __init__(self, calls: Calls, arrays: Mapping[Place, NDArray], memory: NDArray) -> None:
-        self._calls, self._of_arena = calls.all, arrays
-        self._kept: list[object] = []  # objects to which the table points
-        self._table: list[list[int]] = []
-        self._ends: list[int] = []  # of each call: the end of its rows in the table
-        #: The row before which each action runs.
-        self._actions: list[tuple[int, Callable[[Frame], None]]] = []
-        #: The table has the arrays of one frame; the backward pass may be on another thread.
-        self._lock = threading.RLock()
-        #: Where the table has the handle of an array of the frame.
-        self._slots: dict[Place, list[tuple[ctypes.Array[ctypes.c_void_p], int]]] = {}
-        token = memory[0:1]  # a view: its variable is that of the arena
-        alias = array_at(address(memory), Tensor((1,), "float64"), memory.context)
-        # On the CPU an array over an address is always on device 0 (``Chunk`` in
-        # include/mxnet/ndarray.h). A bulk is on one device, that of the first input of each call.
-        self._devices = [alias.context, memory.context]
-        for array in (alias, token):
-            self._add("_copy", {}, [array], [token])
-        for call in calls.all:
-            if isinstance(call, Differentiated):
-                late = call.late.writes if call.late is not None else ()
-                action = functools.partial(self._differentiate, call)
-                self._outside((*call.writes, *late), action)
-            elif call.gradients is None:
-                self._add(call.op, call.attrs, call.reads, call.writes)
-            else:
-                self._outside(call.writes, functools.partial(self._record, call))
-            self._ends.append(len(self._table))
-        self._numbers = np.array(self._table, dtype=np.int64).ravel()
-
-    def arrays(self, frame: Frame) -> Mapping[Place, NDArray]:
-        """Return the arrays of all places."""
-        return ChainMap(frame.arrays, self._of_arena)  # type: ignore[arg-type]  # read only
-
-    def _add(
-        self, op: str, attrs: Attributes, reads: Sequence[Slot], writes: Sequence[Slot]
-    ) -> None:
-        texts = [[str(text).encode() for text in part] for part in (attrs, attrs.values())]
-        strings = [(ctypes.c_char_p * len(attrs))(*part) for part in texts]
-        handles = [(ctypes.c_void_p * len(slots))() for slots in (reads, writes)]
-        devices = []
-        for part, slots in zip(handles, (reads, writes)):
-            for k, slot in enumerate(slots):
-                array = slot if isinstance(slot, mx.nd.NDArray) else self._of_arena.get(slot)
-                if array is None:
-                    self._slots.setdefault(slot, []).append((part, k))
-                    devices.append(self._devices[1])
-                else:
-                    part[k] = array.handle.value
-                    self._kept.append(array)
-                    devices.append(array.context)
-        self._kept += [*strings, *handles]
-        key, value = map(ctypes.addressof, strings)
-        read, written = map(ctypes.addressof, handles)
-        device = self._devices.index(devices[0])
-        self._table.append(
-            [creator(op), len(reads), read, len(writes), written, len(attrs), key, value, device]
-        )
-
-    def _outside(self, writes: Sequence[Slot], action: Callable[[Frame], None]) -> None:
-        """Add an action that runs between two bulks, both of which write to its outputs."""
-        for place in writes:
-            self._add("_copy", {}, [place], [place])
-        self._actions.append((len(self._table), action))
-        for place in writes:
-            self._add("_copy", {}, [place], [place])
-
-    def _record(self, call: Invocation, frame: Frame) -> None:
-        recording = frame.recordings[call.row] = _Recording(call, self.arrays(frame))
-        recording.run()
-
-    def _differentiate(self, call: Differentiated, frame: Frame) -> None:
-        arrays = self.arrays(frame)
-        heads = [(k, arrays[place]) for k, place in call.heads]
-        if call.late is not None:
-            recording = _Recording(call.late, arrays)
-            recording.run(train_mode=False)
-        else:
-            recording = frame.recordings.pop(call.row)  # and drop what is recorded
-        recording.differentiate(heads, arrays)
-
-    def run(self, first: int, stop: int, is_train: bool, frame: Frame) -> None:
-        """Push calls [first, stop) to MXNet's engine."""
-        with self._lock:
-            self._run(first, stop, is_train, frame)
-
-    def _run(self, first: int, stop: int, is_train: bool, frame: Frame) -> None:
-        for place, array in frame.arrays.items():
-            handle = array.handle.value
-            for handles, k in self._slots.get(place, ()):
-                handles[k] = handle
-        start, end = (self._ends[k - 1] if k else TOKENS for k in (first, stop))
-        with mx.autograd.pause(train_mode=is_train):
-            for row, action in self._actions:
-                if start <= row < end:
-                    self._push(start, row)
-                    action(frame)
-                    start = row
-            self._push(start, end)
-
-    def _push(self, first: int, stop: int) -> None:
-        lib, alone = mx.base._LIB, bool(_profiler())
-        functions = [
-            ctypes.cast(function, ctypes.c_void_p).value
-            for function in (lib.MXImperativeInvoke, lib.MXEngineSetBulkSize)
-        ]
-        for k in range(first, stop) if alone else [first]:
-            end = k + 1 if alone else stop
-            failed = compiled.run_calls(*functions, self._numbers, k, end, BULK)
-            if failed >= 0:
-                message = mxnet_message(mx.base.py_str(lib.MXGetLastError()))
-                call = self._calls[int(np.searchsorted(self._ends, failed, side="right"))]
-                raise MemongerError(f"the step of a schedule failed at {call}: {message}")
-            if alone:
-                wait_for_engine("a schedule under a profiler with aggregate_stats")
-
-
-class _Recording:
-    """An operator that autograd has recorded in one run of a step."""
-
-    def __init__(self, call: Invocation, arrays: Mapping[Place, NDArray]) -> None:
-        # Detached, because an array of the caller may be on the tape of another computation.
-        self._reads = [arrays[place].detach() for place in call.reads]
-        self._writes = [arrays[place] for place in call.writes]
-        #: Gradients whose arrays the frame gets later -> what autograd computes instead.
-        self._later: list[tuple[RowEntry, NDArray, bool]] = []
-        marked = []
-        for k, entry, is_added in call.gradients or ():
-            read, gradient = self._reads[k], arrays.get(entry)
-            if gradient is None:
-                gradient = unallocated(Tensor(read.shape, read.dtype), read.context)
-                self._later.append((entry, gradient, is_added))
-            marked.append((read, gradient, "add" if is_added else "write"))
-        if marked:
-            mx.autograd.mark_variables(*map(list, zip(*marked)))
-        self._op, self._attrs = creator(call.op), call.attrs
-        self._outputs: Arrays = []  # on the tape
-
-    def run(self, train_mode: bool = True) -> None:
-        """Run the operator, and record it in training."""
-        self._outputs = [array.detach() for array in self._writes]
-        record = functools.partial(mx.autograd.record, train_mode)
-        with record() if mx.autograd.is_training() else mx.autograd.pause():
-            invoke(self._op, self._reads, self._attrs, self._outputs)
-
-    def differentiate(
-        self, heads: Sequence[tuple[int, NDArray]], arrays: Mapping[Place, NDArray]
-    ) -> None:
-        """Run its backward pass."""
-        for entry, gradient, is_added in self._later:
-            if is_added:
-                arrays[entry].copyto(gradient)
-        # If no gradient of an output is read, any array may stand in for one.
-        chosen = heads or [(0, self._outputs[0])]
-        outputs, gradients = zip(*[(self._outputs[k], array) for k, array in chosen])
-        mx.autograd.backward(list(outputs), list(gradients), train_mode=True)
-        for entry, gradient, _ in self._later:
-            gradient.copyto(arrays[entry])
-
-
-def invoke(op: int, reads: Arrays, attrs: Attributes, writes: Arrays) -> None:
-    """Run an operator by its handle; autograd records it if it is recording."""
-    is_np, returns_list = False, True
-    mx.nd._internal._imperative_invoke(
-        op, list(reads), list(attrs), list(attrs.values()), list(writes), is_np, returns_list
-    )
-
-
-@functools.lru_cache(maxsize=None)
-def _profiler() -> set[str]:
-    """Return the set of the profiler's options that are on: ``aggregate_stats``, or nothing.
-
-    The set is updated when the profiler is configured. With ``aggregate_stats`` MXNet has no bulks
-    (`bulk_size` in src/engine/threaded_engine.h). The option can be read only by printing the
-    statistics, which ends a profile that MXNet is writing (``DumpProfile`` in
-    src/profiler/profiler.cc), so this is done once.
-    """
-    lib, option = mx.base._LIB, "aggregate_stats"
-    text, as_json = ctypes.c_char_p(), 1
-    mx.base.check_call(lib.MXAggregateProfileStatsPrintEx(ctypes.byref(text), 0, as_json, 0, 0))
-    options = {option} if text.value else set()  # the text is empty if the option is off
-    configure = lib.MXSetProcessProfilerConfig
-
-    def noting(count: int, keys: Sequence[bytes], values: Sequence[bytes], *process: object) -> int:
-        failed: int = configure(count, keys, values, *process)
-        config = {key.decode(): value.decode() for key, value in zip(keys, values)}
-        if not failed and config.get("profile_process") != "server":
-            options.discard(option)
-            options.update([option] if truth(config.get(option)) else [])
-        return failed
-
-    lib.MXSetProcessProfilerConfig = noting
-    return options

@@ -14,8 +14,8 @@ from memonger.graph.forward import ForwardGraph, RowEntry
 from memonger.graph.operators import recompute
 from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.tensors import Tensor
-from memonger.schedules.execution.arena import Arena, array_at, refuse_types
-from memonger.schedules.execution.calls import BoundCalls, Calls, Frame, Place, calls_of
+from memonger.schedules.execution.arena import Arena, BoundCalls, Frame, array_at, refuse_types
+from memonger.schedules.execution.calls import Calls, Place, calls_of
 from memonger.schedules.execution.monitor import Callback, Monitor
 from memonger.schedules.execution.plain import PlainNetwork
 from memonger.schedules.execution.unchanged import check_unchanged, digest, watched_passes
@@ -44,7 +44,7 @@ class BoundStep:
         refuse_waiting(step.training.graph, ctx.device_type)
         refuse_types(tensor for signature in step.signatures for tensor in signature.tensors)
         self.step, self._ctx = step, ctx
-        self.arena: Arena[BoundCalls] = lent.arena if lent is not None else Arena(ctx)
+        self.arena: Arena = lent.arena if lent is not None else Arena(ctx)
         self.arena.reserve(step.arena_bytes)
         read = {*step.rows.read_row.tolist(), *(row for row, _ in step.heads)}
         #: The variables that the step reads, by name, and those that are gradients of outputs.
@@ -209,7 +209,7 @@ class BoundStep:
         return self.arena.calls[self]
 
     # Operators of autograd run outside of bulks. If Ctrl-C came before the next bulk, they might
-    # write to the arena's memory after it was freed (`calls`).
+    # write to the arena's memory after it was freed (`arena`).
     @deferred_signals()
     def _run(self, first: int, stop: int, is_train: bool, frame: Frame) -> None:
         # Only a forward pass may allocate a larger arena, if its backward pass reads the arena.
@@ -279,7 +279,7 @@ class ScheduledExecutor(mx.executor.Executor):
         pass  # MXNet's method would free an executor of MXNet, which does not exist
 
     @property
-    def arena(self) -> Arena[BoundCalls]:
+    def arena(self) -> Arena:
         """The arena, which other executors may share."""
         return self._bound.arena
 
@@ -404,7 +404,7 @@ def refuse_sparse(kinds: Mapping[str, str]) -> None:
 def refuse_waiting(graph: ForwardGraph, device_type: str) -> None:
     """Raise MemongerError for operators that wait for other devices, unless these are GPUs.
 
-    On the CPU the arrays of all arenas are of device 0 (`calls`), so that the operators of all
+    On the CPU the arrays of all arenas are of device 0 (`arena`), so that the operators of all
     devices would run in one thread, and one operator would wait there for the other for ever.
     """
     if device_type == recompute.GPU:

@@ -1,4 +1,4 @@
-#include "schedules/execution/calls.h"
+#include "schedules/execution/arena.h"
 
 /* MXImperativeInvoke and MXEngineSetBulkSize (include/mxnet/c_api.h). */
 typedef int (*Invoke)(
@@ -6,7 +6,7 @@ typedef int (*Invoke)(
     const char **keys, const char **values);
 typedef int (*SetBulkSize)(int size, int *before);
 
-/* The numbers of a call, in the order of calls.py; CALL is their count. */
+/* The numbers of a call, in the order of arena.py; CALL is their count. */
 enum { CREATOR, INPUTS, INPUT, OUTPUTS, OUTPUT, PARAMS, KEYS, VALUES, TOKEN, CALL };
 
 static int run_call(Invoke invoke, const int64_t *call)

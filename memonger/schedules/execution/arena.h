@@ -1,4 +1,4 @@
-/* Operators of MXNet, invoked one after the other; see calls.py. */
+/* Operators of MXNet, invoked one after the other; see arena.py. */
 #pragma once
 
 #include "support/kernels.h"
