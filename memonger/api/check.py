@@ -18,8 +18,7 @@ from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
 from memonger.show.notebook import write_table
 from memonger.solve.network import Network, read_network
-from memonger.support.checks import check_count
-from memonger.support.errors import MemongerError, mxnet_message
+from memonger.support.errors import MemongerError, check_count, mxnet_message
 from memonger.support.mxnet import environment, mx
 from memonger.support.parallel import progress_bar
 from memonger.support.symbols import attributes, load_nodes, read

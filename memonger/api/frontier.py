@@ -28,8 +28,7 @@ from memonger.solve.limits import Limits, bound_gpu, check_keywords, read_limits
 from memonger.solve.network import read_call
 from memonger.solve.search import list_ways, predict_memory, search_by, settle
 from memonger.solve.selection import Selector
-from memonger.support.checks import check_count
-from memonger.support.errors import BudgetError, MemongerError, TooLargeError
+from memonger.support.errors import BudgetError, MemongerError, TooLargeError, check_count
 from memonger.support.parallel import progress_bar
 from memonger.support.types import Json, OpenShapes, Shapes, SymbolOrBlock, Types
 

@@ -16,8 +16,7 @@ from memonger.solve.limits import Limits
 from memonger.solve.network import read_call, read_network, read_unplanned
 from memonger.solve.search import search
 from memonger.solve.selection import Selector
-from memonger.support.checks import check_count
-from memonger.support.errors import MB, MemongerError
+from memonger.support.errors import MB, MemongerError, check_count
 from memonger.support.types import Amount, Shapes, Symbol, SymbolOrBlock, Types
 
 log = logging.getLogger("memonger")

@@ -56,7 +56,7 @@ def wanted_by(marks: Marks) -> list[str]:
 
 def waits(symbol: Symbol) -> bool:
     """Return whether an operator may wait in the engine for other devices that are called later."""
-    nodes = (node for node in read(symbol)["nodes"] if node["op"] != "null")
+    nodes = read(symbol)["nodes"]
     return any(waits_for_devices(node["op"], attributes(node)) for node in nodes)
 
 

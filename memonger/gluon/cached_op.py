@@ -183,7 +183,7 @@ class Runners:
         if self._bound != parameters:  # cast, reset_ctx, grad_req
             self._by_kind.clear()
             self._bound = parameters
-        inputs = [arrays[name] for name in graph.names if name not in graph.parameters]
+        inputs = [arrays[name] for name in graph.inputs]
         requests = [mark.request for mark in marks.values()]
         key = graph, *(array.shape for array in inputs), *requests
         runner = self._by_kind.pop(key, None)

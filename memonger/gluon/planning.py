@@ -82,8 +82,8 @@ def plan(net: Net, shapes: object = None, **options: Unpack[GluonOptions]) -> Ne
     >>> trainer.step(32)
     """
     hybrid = _check_block(net)
-    flags = {name: value for name, value in options.items() if name in _FLAGS}
-    keywords = {name: value for name, value in options.items() if name not in flags}
+    keywords: dict[str, object] = dict(options)
+    flags = {name: keywords.pop(name) for name in _FLAGS if name in options}
     if shapes is not None:
         keywords["shapes"] = shapes
     block = _read_options(hybrid, keywords)

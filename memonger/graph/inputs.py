@@ -10,8 +10,7 @@ import numpy as np
 
 from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.graph.operators.tensors import Shape, check_elements
-from memonger.support.checks import check_count, did_you_mean
-from memonger.support.errors import MemongerError, mxnet_message
+from memonger.support.errors import MemongerError, check_count, did_you_mean, mxnet_message
 from memonger.support.mxnet import check_code, mx
 from memonger.support.symbols import check_graph, load_nodes, read
 from memonger.support.types import Context, DTypeLike, Symbol

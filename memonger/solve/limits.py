@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from typing import Iterable
 
 from memonger.costs.time.gpus import GPUS, USUAL
-from memonger.support.checks import check_count, check_number, did_you_mean
-from memonger.support.errors import MemongerError, format_size
+from memonger.support.errors import (
+    MemongerError,
+    check_count,
+    check_number,
+    did_you_mean,
+    format_size,
+)
 from memonger.support.types import Keywords, NDArray, PlanOptions, Unpack
 
 SCHEDULE, MARKS, AUTO = "schedule", "marks", "auto"

@@ -18,8 +18,7 @@ from memonger.graph.forward import AFTERWARDS, no_collection
 from memonger.graph.operators.recompute import ANY, CPU, GPU, targets_of
 from memonger.solve.limits import Limits, check_keywords, read_limits
 from memonger.solve.selection import Selection, read_operators, select
-from memonger.support.checks import did_you_mean
-from memonger.support.errors import MemongerError, UnmatchedError
+from memonger.support.errors import MemongerError, UnmatchedError, did_you_mean
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import read
 from memonger.support.types import Context, Json, PlanOptions, Symbol, Unpack

@@ -1,11 +1,14 @@
-"""Error classes, MXNet's error messages in one line, and sizes as text."""
+"""Errors: their classes, the checks that raise them, and what their messages are made of."""
 
 from __future__ import annotations
 
+import difflib
+import numbers
 import os
 import re
 from pathlib import Path
 from types import FrameType
+from typing import Iterable
 
 KB, MB, GB = 2**10, 2**20, 2**30
 MISTAKE = 2  # exit status of the command after a mistake of the user
@@ -56,6 +59,45 @@ class BudgetError(MemongerError):
     def __init__(self, message: str, least_bytes: int) -> None:
         super().__init__(message)
         self.least_bytes = least_bytes
+
+
+def check_count(name: str, value: object, least: int) -> int:
+    """Return ``value`` as an int; raise MemongerError unless it is an integer >= ``least``.
+
+    ``name`` is the name of the argument, for the message.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise MemongerError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise MemongerError(f"{name} must be at least {least}, not {value}")
+    return int(value)
+
+
+def check_number(name: str, value: object) -> float | None:
+    """Return a number as a float and None as None; raise MemongerError for anything else."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise MemongerError(f"{name} must be a number, not {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise MemongerError(f"{name} is too large; give at most 1e308") from None
+
+
+def did_you_mean(name: object, choices: Iterable[str], otherwise: str) -> str:
+    """Return the end of a message about an unknown name: the most similar choice, or ``otherwise``.
+
+    ``otherwise`` says what to do where no choice is similar.
+    """
+    matcher = difflib.SequenceMatcher(b=str(name))
+
+    def similarity(choice: str) -> tuple[float, int]:  # the common beginning breaks ties
+        matcher.set_seq1(choice)
+        return matcher.ratio(), len(os.path.commonprefix([choice, str(name)]))
+
+    best = max(choices, key=similarity, default="")
+    return f"; did you mean {best!r}?" if similarity(best)[0] >= 0.5 else "; " + otherwise
 
 
 def mxnet_message(error: BaseException | str) -> str:

@@ -440,7 +440,7 @@ def tensors_of(graph: ForwardGraph) -> dict[str, Tensor]:
             f"the gradient of {nodes[i].name!r} is stored row by row (sparse_grad), which a "
             "schedule cannot hold; plan with how='marks', or set sparse_grad=False"
         )
-    for i in sorted({a for a, _ in graph.sparse}):
+    for i, _ in sorted(graph.sparse):
         raise MemongerError(
             f"{nodes[i].name!r} ({nodes[i].op}) makes a sparse array, which a schedule cannot "
             "hold; plan with how='marks'"
