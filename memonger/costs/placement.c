@@ -117,8 +117,7 @@ void place(
     int32_t *order = NEW(memory, int32_t, large), *rank = NEW(memory, int32_t, large);
     Arena best = empty_arena(memory, count);
     Arena now = empty_arena(memory, large), next = empty_arena(memory, large);
-    Random random;
-    seed(&random, 0);
+    Random random = {0};
     for (int32_t k = 0; k < large; k++) {
         order[k] = rank[k] = k;
         put(&now, &items, k);

@@ -42,8 +42,7 @@ Bytes anneal(
     bool is_possible = search->price(memory, search, now, INFINITY, memo, &current);
     keep(&best, now);
     least = current;
-    Random random;
-    seed(&random, (uint32_t)cooling->seed);
+    Random random = {(uint64_t)cooling->seed};
     Memory then = *memory;
     for (int64_t k = 0; is_possible && k < cooling->tries; k++, give_back(memory, then)) {
         if (atomic_load_explicit((_Atomic int64_t *)stop.at, memory_order_relaxed))

@@ -63,46 +63,20 @@ void give_back(Memory *memory, Memory then)
     memory->used = then.used;
 }
 
-void seed(Random *random, uint32_t number)
+static uint64_t draw(Random *random)
 {
-    for (int i = 0; i < 624; i++) {
-        random->state[i] = number;
-        number = 1812433253u * (number ^ (number >> 30)) + (uint32_t)i + 1;
-    }
-    random->next = 624;
-}
-
-static uint32_t bits(Random *random)
-{
-    uint32_t *state = random->state;
-    if (random->next == 624) {
-        for (int i = 0; i < 624; i++) {
-            uint32_t both = (state[i] & 0x80000000u) | (state[(i + 1) % 624] & 0x7fffffffu);
-            state[i] = state[(i + 397) % 624] ^ (both >> 1) ^ (both & 1 ? 0x9908b0dfu : 0);
-        }
-        random->next = 0;
-    }
-    uint32_t y = state[random->next++];
-    y ^= y >> 11;
-    y ^= (y << 7) & 0x9d2c5680u;
-    y ^= (y << 15) & 0xefc60000u;
-    return y ^ (y >> 18);
+    uint64_t bits = random->state += 0x9e3779b97f4a7c15u;
+    bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9u;
+    bits = (bits ^ bits >> 27) * 0x94d049bb133111ebu;
+    return bits ^ bits >> 31;
 }
 
 double uniform(Random *random)
 {
-    uint32_t high = bits(random) >> 5, low = bits(random) >> 6;
-    return (high * 67108864.0 + low) / 9007199254740992.0;
+    return (double)(draw(random) >> 11) * 0x1p-53;
 }
 
 int64_t below(Random *random, int64_t limit)
 {
-    if (limit <= 1)
-        return 0;
-    uint32_t mask = 0xffffffffu >> __builtin_clz((uint32_t)(limit - 1));
-    while (true) {
-        int64_t drawn = bits(random) & mask;
-        if (drawn < limit)
-            return drawn;
-    }
+    return (int64_t)((draw(random) >> 32) * (uint64_t)limit >> 32);
 }

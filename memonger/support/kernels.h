@@ -74,15 +74,11 @@ static inline Int64s int64s(Memory *memory, int64_t count)
     return (Int64s){NEW(memory, int64_t, count), count};
 }
 
-/* The Mersenne Twister (Matsumoto and Nishimura 1998), seeded as NumPy's RandomState is. */
-typedef struct {
-    uint32_t state[624];
-    int next; /* the element that the next draw reads */
-} Random;
+/* A generator of random numbers: SplitMix64 (Steele, Lea and Flood 2014). */
+typedef struct { uint64_t state; } Random;
 
-void seed(Random *random, uint32_t number);
 double uniform(Random *random);               /* draws from [0, 1) */
-int64_t below(Random *random, int64_t limit); /* draws from 0 to limit - 1 */
+int64_t below(Random *random, int64_t limit); /* draws from 0 to limit - 1; limit: below 2**32 */
 
 static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -33,7 +33,9 @@ from memonger.support.kernels import Struct, compiled
 from memonger.support.parallel import Threads
 from memonger.support.types import Bools, Doubles, Int8s, Int64s
 
-SEED = 73  # of the first annealing
+#: Of the first annealing. Over the seeds 1 to 7 the pools of seven networks of the examples differ by
+#: 0.4 to 5 % (largest over smallest); this one is at most 0.2 % over the median of each.
+SEED = 1
 
 
 class Space(Struct):
@@ -72,15 +74,15 @@ class MarkEffort:
     """
 
     patience: float = 1.0
-    tries: int = 55_000
-    nodes: int = 75_000_000
+    tries: int = 27_500
+    nodes: int = 37_500_000
     large: int = 10_000
     cuts: int = 600
     exponents: tuple[float, ...] = (1.0, 0.5, 0.2)
     walks: int = 20  # for each exponent, with two segments up to as many as cuts
     phases: tuple[Phase, ...] = (
-        Phase(3, 0.4, ((0.006, 0.0002), (0.002, 0.0001))),
-        Phase(2, 0.6, ((0.003, 0.0001),)),
+        Phase(3, 0.5, ((0.006, 0.0002), (0.002, 0.0001))),
+        Phase(1, 0.5, ((0.003, 0.0001),)),
     )
     sizes: int = 200  # of the archive: plans of different memory
 

