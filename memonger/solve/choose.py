@@ -97,7 +97,7 @@ def choose(facts: Facts, front: SearchResult) -> Solution:
         assert refusal is not None
         raise refusal
     if facts.must_pay and not searched.is_settled:
-        solution = _judge(solution)
+        solution = _judge(solution, searched.plans)
     why = explain_marks(facts, searched.way, refusal)
     solution = replace(solution, warnings=(*why, *solution.warnings))
     if searched.is_settled or limits.lent is not None or limits.bounds_plans:
@@ -260,32 +260,42 @@ def _slowdown(facts: Facts, plan: Candidate) -> float:
     return 1 + facts.add_to_step(plan.seconds)
 
 
-def _judge(solution: Solution) -> Solution:
-    """Return a plan that is worth its time: this one, one that recomputes nothing, or no plan.
+def _judge(solution: Solution, found: Sequence[Candidate]) -> Solution:
+    """Return the smallest plan that is worth its time: this one, another that was found, or none.
 
     A plan is worth its time if it saves at least `WORTHWHILE_SAVING` of the memory, and at least as
     large a share of the memory as it adds to the time.
     """
-    facts, unplanned = solution.facts, solution.facts.unplanned
+    facts, unplanned, reason = solution.facts, solution.facts.unplanned, ""
     if solution.interrupted or facts.forced or solution.memory is unplanned:
         return solution
-    tried, reasons, least = [solution], [], solution.memory.judged_bytes
-    plain = by_schedules.make_plain(facts) if solution.way == SCHEDULE else None
-    if plain is not None and predict_allowed(facts, plain):
-        tried.append(make_solution(facts, SCHEDULE, plain, is_fastest=True))
-    for other in tried:
+    least = solution.memory.judged_bytes
+    others = sorted(found, key=attrgetter("pool_bytes"))
+    if solution.way == SCHEDULE:
+        others.append(by_schedules.make_plain(facts))
+    for plan in (solution.plan, *others):
+        other, added = solution, facts.add_to_step(plan.seconds)
+        if plan is not solution.plan:
+            if plan.pool_bytes > _most_worthwhile(facts, added) or not predict_allowed(facts, plan):
+                continue
+            other = make_solution(facts, solution.way, plan, is_fastest=plan is others[-1])
         least = min(least, other.memory.judged_bytes)
-        saved = 1 - other.memory.judged_bytes / max(1, unplanned.judged_bytes)
-        added = other.added_time
-        if saved >= max(WORTHWHILE_SAVING, added):
+        if other.memory.judged_bytes <= _most_worthwhile(facts, other.added_time):
             return replace(other, costs={**solution.costs, **other.costs}, least=least)
-        reasons.append(f"save {100 * saved:.0f} % of the memory for {100 * added:.0f} % more time")
+        saved = 1 - other.memory.judged_bytes / max(1, unplanned.judged_bytes)
+        more = 100 * other.added_time
+        reason = reason or f"save {100 * saved:.0f} % of the memory for {more:.0f} % more time"
     none = make_solution(facts, solution.way, facts.no_plan, is_fastest=True)
     rule = (
         f"{100 * WORTHWHILE_SAVING:.0f} %, and as large a share of memory as of time, is required"
     )
-    text = f"the smallest {NOUNS[solution.way]} would {reasons[0]}; {rule}"
+    text = f"the smallest {NOUNS[solution.way]} would {reason}; {rule}"
     return replace(none, costs={**solution.costs, **none.costs}, declined=text, least=least)
+
+
+def _most_worthwhile(facts: Facts, added: float) -> float:
+    """Return the most judged bytes of a plan that is worth this share of the time of a step."""
+    return (1 - max(WORTHWHILE_SAVING, added)) * facts.unplanned.judged_bytes
 
 
 def _or_marks(solution: Solution) -> Solution:
@@ -298,7 +308,7 @@ def _or_marks(solution: Solution) -> Solution:
     if solution.way == MARKS or solution.interrupted:
         return solution
     least = min(unplanned.judged_bytes, solution.least or solution.memory.judged_bytes)
-    worthwhile = (1 - WORTHWHILE_SAVING) * unplanned.judged_bytes
+    worthwhile = _most_worthwhile(facts, 0.0)
     beside = unplanned.judged_bytes - unplanned.pool_bytes  # temporary space, as marks take it
     may_help = facts.lower_bound.nbytes + beside <= min(worthwhile, least)
     more = solution.memory.temporary_bytes - unplanned.temporary_bytes
@@ -306,7 +316,8 @@ def _or_marks(solution: Solution) -> Solution:
     is_found = solution.plan.recomputes and (facts.forced or not takes_more)
     if is_found or not may_help:
         return solution
-    marked = _judge(choose_from(facts, search_by(facts, MARKS, for_front=False)))
+    searched = search_by(facts, MARKS, for_front=False)
+    marked = _judge(choose_from(facts, searched), searched.plans)
     if marked.memory.judged_bytes >= least:
         return solution
     why = "planning by marks, because the smallest schedule takes more memory"

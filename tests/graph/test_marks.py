@@ -107,7 +107,8 @@ def test_amp_casts_survive(how: str, tmp_path: Any) -> None:
     file = str(tmp_path / "network.json")
     planned.save(file)
     for network in (planned, mx.sym.load(file)):
-        assert [n["op"] for n in nodes(network)] == [n["op"] for n in nodes(symbol)]
+        ops = [n["op"] for n in nodes(network) if n["op"] != "_copy"]  # without saved identities
+        assert ops == [n["op"] for n in nodes(symbol)]
         assert memonger.check(symbol, network, SHAPES)
 
 

@@ -217,7 +217,7 @@ def test_one_line_tells_of_each_bind(capfd: Any) -> None:
     )
     assert log.count("\n") == 5 + 3 and "more networks are planned" in more
     assert re.fullmatch(
-        r"memonger: sum on cpu\(0\): 18.0 KiB -> 10.5 KiB, \d+ % of a step's time added; MXNet "
+        r"memonger: sum on cpu\(0\): 18.0 KiB -> 11.5 KiB, \d+ % of a step's time added; MXNet "
         r"computes wrong gradients, with or without a plan: it adds those of 'limit' \(clip\) to "
         r"sums in place, .*; planned in T",
         told,

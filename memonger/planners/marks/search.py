@@ -33,8 +33,8 @@ from memonger.support.kernels import Struct, compiled
 from memonger.support.parallel import Threads
 from memonger.support.types import Bools, Doubles, Int8s, Int64s
 
-#: Of the first annealing. Over the seeds 1 to 7 the pools of seven networks of the examples differ by
-#: 0.4 to 5 % (largest over smallest); this one is at most 0.2 % over the median of each.
+#: Of the first annealing. Over the seeds 1 to 7 the pools of seven networks of the examples differ
+#: by 0.4 to 5 % (largest over smallest); this one is at most 0.2 % over the median of each.
 SEED = 1
 
 

@@ -50,9 +50,9 @@ LOGARITHMS = 2.0
 LEAST_UNLIMITED = 4.0
 SLACK = 1 + 1e-9  # for rounding where work is compared
 INITIAL, ANNEALING = 0.3, 0.7  # shares of the search, for its progress
-#: Over the seeds 1 to 7 the bytes alive of seven networks of the examples differ by 0 to 8 % (largest
-#: over smallest) with work 2, and by 0 to 6 % with work 3. This one is the median of most, and at most
-#: 2.7 % over it.
+#: Over the seeds 1 to 7 the bytes alive of seven networks of the examples differ by 0 to 8 %
+#: (largest over smallest) with work 2, and by 0 to 6 % with work 3. This one is the median of most,
+#: and at most 2.7 % over it.
 SEED = 1
 SIZES = 200  # of visited trees, in the archive
 ALTERNATIVES = 16  # to the least memory, at most
