@@ -18,8 +18,8 @@ from memonger.costs.bind import has_mkldnn
 from memonger.gluon.bound import PlannedGraph, reached, waits, wanted_by
 from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import Runner, free_unused
-from memonger.graph.inputs import check_device
-from memonger.graph.operators.recompute import ANY, GPU
+from memonger.graph.inputs import devices_like
+from memonger.graph.operators.recompute import ANY
 from memonger.graph.read import forward_graph
 from memonger.graph.training import HEAD_COPY, NO_NODE, training_graph
 from memonger.schedules.execution.arena import address
@@ -319,7 +319,7 @@ class PlannedOp:
             shapes[name], types[name] = array.shape, np.dtype(array.dtype).name
         for name, parameter in self._parameters.items():
             self._check_mark(name, arrays[name], parameter)
-        device = check_device(arrays[self._names[0]].context)
+        devices = devices_like(arrays[self._names[0]].context, on_cpu=ANY)
         block = self._block
         with mx.autograd.pause():
             plan = block.find(
@@ -327,7 +327,7 @@ class PlannedOp:
                 shapes,
                 type_dict=types,
                 grad_req={n: "write" if n in wanted else "null" for n in self._arguments},
-                **{"ctx": GPU if device.device_type == GPU else ANY, **block.options},
+                **{"ctx": devices, **block.options},
             )
         plan = replace(plan, of_block=True)
         if not plan.is_used:

@@ -117,6 +117,15 @@ def read_devices(ctx: object) -> Context | str:
     return mx.cpu() if ctx == CPU else ctx
 
 
+def devices_like(ctx: Context, on_cpu: str) -> str:
+    """Return the devices of a plan for what is on an existing device: any GPU, or ``on_cpu``.
+
+    So GPUs that share a batch have one plan. ``on_cpu`` is 'cpu', or 'any' if the plan should hold
+    on a GPU too.
+    """
+    return GPU if check_device(ctx).device_type == GPU else on_cpu
+
+
 def parse_devices(devices: str) -> Context | str:
     """Parse 'cpu(0)', 'gpu(1)', 'cpu', 'gpu' or 'any' to what `read_devices` takes."""
     match = re.fullmatch(r"(cpu|gpu|cpu_pinned|cpu_shared)\(([0-9]{1,9})\)", devices)

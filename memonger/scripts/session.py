@@ -15,9 +15,9 @@ from memonger.costs.bind import trim_heap
 from memonger.gluon.cached_op import PlannedBlock, count_bytes
 from memonger.gluon.planning import plan_others
 from memonger.graph.forward import no_collection
-from memonger.graph.inputs import check_device
+from memonger.graph.inputs import devices_like
 from memonger.graph.marks import clear, is_marked, is_planned
-from memonger.graph.operators.recompute import ANY, CPU, GPU
+from memonger.graph.operators.recompute import ANY, CPU
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.scripts import plan_cache
 from memonger.scripts.binds import plan_binds
@@ -149,8 +149,8 @@ class Session:
 
         ``shared`` is the executor whose memory the new one uses, or None.
         """
-        on_cpu = ANY if self._options.get("gpu") else CPU  # with the times of a GPU
-        devices = GPU if check_device(ctx).device_type == GPU else on_cpu
+        # With gpu= it has the times of a GPU. A budget of 'device' is what is free on this one.
+        devices = devices_like(ctx, on_cpu=ANY if self._options.get("gpu") else CPU)
         if self._options.get("budget") == "device":
             devices = ctx
         if is_planned(symbol):

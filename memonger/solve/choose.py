@@ -374,7 +374,7 @@ def make_solution(facts: Facts, way: str, plan: Candidate, is_fastest: bool = Fa
         plan, symbol, memory = BY[way].write_plan(facts, plan)
         log.info("Find best plan with cost=%s MiB", memory.bound)
         is_on_gpu = network.device.device_type == GPU  # then the bind was with fusion
-        if plan.schedule is None and fuses(network.targets) and not is_on_gpu:
+        if plan.schedule is None and fuses(facts.rules.targets) and not is_on_gpu:
             warnings.append(WITHOUT_FUSION)
         added = facts.add_to_step(plan.seconds) if is_fastest else facts.predict_added(memory)
     if unplanned.exact and not memory.inexact and not memory.exact:

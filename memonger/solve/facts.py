@@ -22,7 +22,7 @@ from memonger.costs.usage import Usage
 from memonger.graph import marks
 from memonger.graph.forward import FLOAT, RECORD, ForwardGraph
 from memonger.graph.operators.added import WRONG
-from memonger.graph.operators.recompute import ANY, CPU, GPU
+from memonger.graph.operators.recompute import ANY, CPU, GPU, targets_of
 from memonger.graph.operators.tensors import MOST_ON_GPU, check_elements
 from memonger.graph.read import forward_graph
 from memonger.graph.training import NO_NODE, Differentiation, TrainingGraph, training_graph
@@ -112,7 +112,8 @@ class Facts:
     @cached_property
     def rules(self) -> Rules:
         """The rules for marks."""
-        rules = Rules(self.trainings, self.network.targets, self.kept, self.forced)
+        targets = targets_of(self.network.device_type)
+        rules = Rules(self.trainings, targets, self.kept, self.forced)
         reasons = [(self.graph.nodes[i].op, why) for i, why in rules.reasons.items()]
         if reasons:
             log.info("kept by rule: %s", kept_summary(reasons))

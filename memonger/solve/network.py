@@ -15,7 +15,7 @@ from memonger.costs.time.cpu import NOMINAL_CPU
 from memonger.costs.time.gpus import USUAL, find_sheet
 from memonger.graph import inputs, marks
 from memonger.graph.forward import AFTERWARDS, no_collection
-from memonger.graph.operators.recompute import ANY, CPU, GPU, targets_of
+from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.solve.limits import Limits, check_keywords, read_limits
 from memonger.solve.selection import Selection, read_operators, select
 from memonger.support.errors import MemongerError, UnmatchedError, did_you_mean
@@ -83,11 +83,6 @@ class Network:
     def device_type(self) -> str:
         """The type of the devices that train the network: 'cpu', 'gpu' or 'any'."""
         return self.ctx if isinstance(self.ctx, str) else self.ctx.device_type
-
-    @property
-    def targets(self) -> frozenset[str]:
-        """The devices that train the network, as `recompute.targets_of` returns them."""
-        return targets_of(self.device_type)
 
     @property
     def devices(self) -> str:
