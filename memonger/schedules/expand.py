@@ -16,7 +16,7 @@ import numpy as np
 
 from memonger.costs.layouts import PLAIN
 from memonger.costs.pool import find_added_in_place, pool
-from memonger.graph.arrays import Signature, Signatures, join_columns, list_reads
+from memonger.graph.arrays import Signature, Signatures, gather, join_columns, list_reads
 from memonger.graph.forward import FLOAT, ForwardGraph, RowEntry, no_collection
 from memonger.graph.operators.added import is_fixed_gamma
 from memonger.graph.operators.gradients import ZEROS
@@ -83,7 +83,9 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
     """
     facts = _read_rows(work, mkldnn)
     training, t = work.training, work.training.arrays
-    gradients, left_out, zeroed = _find_gradients(facts)
+    unwritten = find_unwritten_biases(training) if mkldnn else set()
+    refusal = why_wrong(training, unwritten)
+    gradients, left_out, zeroed = _find_gradients(facts, set() if refusal else unwritten)
     chained = _find_chained(facts)
     recorded, adding = _find_recorded(facts, added, gradients, chained)
     rows, signatures, again = _make_variants(facts, recorded)
@@ -105,8 +107,8 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
             source, k = int(t.read_row[t.read_start[row]]), int(t.read_output[t.read_start[row]])
             read, written = block[t.output_start[[source, row]] + [k, 0]]
             in_place[row] = bool(read == written >= 0)
-    if expected is not None:
-        _refuse_blocked_sums(training, expected, added)
+    if expected is not None and not refusal:
+        refusal = _why_blocked(training, expected, added)
     return Parts(
         work=work,
         mkldnn=mkldnn,
@@ -130,13 +132,12 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
         zeroed=zeroed,
         in_place=in_place,
         expected=expected,
+        refusal=refusal,
     )
 
 
-def _refuse_blocked_sums(
-    training: TrainingGraph, expected: Expected, added: Collection[int]
-) -> None:
-    """Raise MemongerError if all terms of a sum that is added to an array may be in blocks.
+def _why_blocked(training: TrainingGraph, expected: Expected, added: Collection[int]) -> str:
+    """Return of which sum that is added to an array all terms may be in blocks; '' if of none.
 
     MXNet then adds the sum by MKLDNN, otherwise term by term (``ElementWiseSumComputeExCPU`` in
     ``src/operator/tensor/elemwise_sum.cc``).
@@ -146,11 +147,12 @@ def _refuse_blocked_sums(
         reads = expected.read_layout[t.read_start[row] : t.read_start[row + 1]]
         is_sum = training.ops[row] == "add_n" and len(reads) > AT_ONCE
         if a in added and is_sum and (reads != PLAIN).all():
-            raise MemongerError(
+            return (
                 f"the gradient of {nodes[a].name!r} (grad_req 'add') has {len(reads)} terms, which "
                 "MKLDNN may lay out in blocks, so that a schedule may add them in another order; "
                 "give it grad_req 'write', set MXNET_MKLDNN_ENABLED=0, or plan with how='marks'"
             )
+    return ""
 
 
 def _read_rows(work: Workload, mkldnn: bool) -> _RowFacts:
@@ -169,7 +171,7 @@ def _read_rows(work: Workload, mkldnn: bool) -> _RowFacts:
 
 
 def _find_gradients(
-    facts: _RowFacts,
+    facts: _RowFacts, unwritten: Collection[RowEntry]
 ) -> tuple[list[RowEntry | None], frozenset[int], frozenset[int]]:
     """Return the entry of the gradient of each argument, or None if the gradient is zero.
 
@@ -178,7 +180,6 @@ def _find_gradients(
     """
     training, t = facts.training, facts.training.arrays
     gradients: list[RowEntry | None] = []
-    unwritten = find_unwritten_biases(training) if facts.mkldnn else set()
     left_out, zeroed = set(), set()
     rows = t.head_row[t.outputs :]
     outputs = t.head_entry[t.outputs :] - t.output_start[rows]
@@ -206,14 +207,7 @@ def _find_gradients(
 
 
 def find_unwritten_biases(training: TrainingGraph) -> set[RowEntry]:
-    """Find gradients of biases that MKLDNN does not write because their weights get none.
-
-    Raises
-    ------
-    MemongerError
-        If another operator reads such a bias too: the sum of the gradients depends on what the
-        memory of this one holds.
-    """
+    """Find gradients of biases that MKLDNN does not write because their weights get none."""
     # src/operator/nn/mkldnn/mkldnn_fully_connected.cc
     t = training.arrays
     reads = list_reads(t.read_start, t.read_row, t.read_output)
@@ -227,14 +221,27 @@ def find_unwritten_biases(training: TrainingGraph) -> set[RowEntry]:
         _, weight, *bias = read_counts[slice(*t.output_start[row : row + 2])]
         if by_mkldnn and weight == 0 and any(bias):
             unwritten.add((row, 2))
-    for row, _ in sorted(unwritten & set(chain(*(reads[row] for row in walk)))):
+    return unwritten
+
+
+def why_wrong(training: TrainingGraph, unwritten: set[RowEntry]) -> str:
+    """Return which gradient of `find_unwritten_biases` is a term of a sum; '' if none is.
+
+    The sum would depend on what the memory of this term holds.
+    """
+    if not unwritten:
+        return ""
+    t = training.arrays
+    reads, _ = gather(t.read_start, t.walk_row[t.walk_row >= 2 * t.forward_nodes])
+    read = {*zip(t.read_row[reads].tolist(), t.read_output[reads].tolist())}
+    for row, _ in sorted(unwritten & read):
         name = training.graph.nodes[training.origin[row]].name
-        raise MemongerError(
+        return (
             f"the bias of {name!r} is used more than once, and its gradient would be wrong, "
             "with or without a plan, because MKLDNN computes none for a bias whose weight gets "
             "none; give the bias grad_req 'null' too, or set MXNET_MKLDNN_ENABLED=0"
         )
-    return unwritten
+    return ""
 
 
 def _find_chained(facts: _RowFacts) -> dict[RowEntry, int]:
@@ -387,8 +394,10 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
     Raises
     ------
     MemongerError
-        If MKLDNN would round differently.
+        If no schedule can run the network (``Parts.refusal``), or MKLDNN would round differently.
     """
+    if parts.refusal:
+        raise MemongerError(parts.refusal)
     operations = np.ascontiguousarray(schedule.operations, dtype=np.int32)
     rows, signatures = compiled.make_rows(parts.variants, operations), Signatures(parts.signatures)
     if parts.mkldnn:

@@ -73,6 +73,24 @@ class Workload:
     forced: Bools  # (nodes,): whether a node must be recomputed before a gradient reads its result
 
 
+def why_unscheduled(training: TrainingGraph) -> str:
+    """Return why the operators of a network cannot be part of a schedule; '' if they can."""
+    nodes, t = training.graph.nodes, training.arrays
+    # The gradients of asynchronous operators are Python code, which autograd calls.
+    refused = {x: why for x, why in training.unobserved.items() if nodes[x].op not in ASYNCHRONOUS}
+    text = "MXNet takes no array for its output; use mx.np.concatenate"
+    refused.update({x: text for x, node in enumerate(nodes) if node.op in NOT_INTO_ARRAYS})
+    text = "it holds a graph of its own"
+    refused.update({x: text for x, node in enumerate(nodes) if node.holds_graph})
+    for x, why in refused.items():
+        return (
+            f"node {nodes[x].name!r} ({nodes[x].op}) cannot be part of a schedule: {why}; "
+            "how='marks' can plan this network"
+        )
+    has_operators = bool((~t.variable[t.first]).any())
+    return "" if has_operators else "the network has no operators, so it has no schedule"
+
+
 def workload(
     training: TrainingGraph, kept: Sequence[int] = (), forced: Sequence[int] = ()
 ) -> Workload:
@@ -88,25 +106,14 @@ def workload(
     Raises
     ------
     MemongerError
-        If no schedule can run the network.
+        If no schedule can run the network (`why_unscheduled`).
     """
+    why_not = why_unscheduled(training)
+    if why_not:
+        raise MemongerError(why_not)
     nodes, t = training.graph.nodes, training.arrays
     n, variable = t.forward_nodes, t.variable
-    # The gradients of asynchronous operators are Python code, which autograd calls.
-    refused = {x: why for x, why in training.unobserved.items() if nodes[x].op not in ASYNCHRONOUS}
-    text = "MXNet takes no array for its output; use mx.np.concatenate"
-    refused.update({x: text for x, node in enumerate(nodes) if node.op in NOT_INTO_ARRAYS})
-    text = "it holds a graph of its own"
-    refused.update({x: text for x, node in enumerate(nodes) if node.holds_graph})
-    for x, why in refused.items():
-        raise MemongerError(
-            f"node {nodes[x].name!r} ({nodes[x].op}) cannot be part of a schedule: {why}; "
-            "how='marks' can plan this network"
-        )
     operators = tuple(int(x) for x in t.first if not variable[x])
-    if not operators:
-        raise MemongerError("the network has no operators, so it has no schedule")
-
     reads = list_reads(t.read_start, t.read_row, t.read_output)
 
     def read(rows: Sequence[int]) -> tuple[int, ...]:

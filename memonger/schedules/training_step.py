@@ -81,6 +81,7 @@ class Parts:
     #: a schedule.
     in_place: Mapping[int, bool]
     expected: Expected | None  # layouts without a schedule; None if no tensor is in blocks
+    refusal: str  # why no schedule may run: a gradient would be wrong or other; '' if one may
 
     @property
     def written(self) -> list[VariantEntry]:

@@ -21,7 +21,7 @@ from memonger.planners.marks import chen2016
 from memonger.planners.marks import search as marks_search
 from memonger.planners.marks.identities import drop_unused_identities
 from memonger.planners.marks.smallest import NO_PLAN, price_plan, smallest
-from memonger.schedules.expand import find_unwritten_biases
+from memonger.schedules.expand import find_unwritten_biases, why_wrong
 from memonger.solve.facts import Facts
 from memonger.solve.limits import CHEN2016
 from memonger.support.errors import MB, MemongerError
@@ -35,9 +35,10 @@ OWN_MARKS = "own marks"  # the origin of a plan that keeps the user's force_mirr
 
 def refuse_marks(facts: Facts) -> None:
     """Raise MemongerError if marks would give the network other gradients."""
-    if facts.mkldnn:
-        find_unwritten_biases(facts.training)  # raises for one that is shared
-    nodes = facts.graph.nodes
+    nodes, training = facts.graph.nodes, facts.training
+    why = why_wrong(training, find_unwritten_biases(training)) if facts.mkldnn else ""
+    if why:
+        raise MemongerError(why)
     differ = [x for x, mkldnn in facts.added_in_place if adds_otherwise(nodes[x].op, mkldnn)]
     if facts.graph.adds_afterwards and differ:
         names, cure = facts.describe_added(differ)

@@ -29,15 +29,15 @@ from memonger.graph.training import NO_NODE, Differentiation, TrainingGraph, tra
 from memonger.planners.candidates import Candidate, MarkPlan
 from memonger.planners.marks.rules import Rules, kept_summary, refuse, refuse_padded_sums
 from memonger.planners.marks.smallest import NO_PLAN
-from memonger.schedules.execution.executor import refuse_waiting, tensors_of
+from memonger.schedules.execution.executor import why_refused
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.expand import make_parts
-from memonger.schedules.schedule import Workload, workload
+from memonger.schedules.schedule import Workload, why_unscheduled, workload
 from memonger.schedules.training_step import Parts, arena
 from memonger.solve.limits import Budget, Limits
 from memonger.solve.network import Network, TimedDevice
 from memonger.support.cache import Latest
-from memonger.support.errors import MB, MemongerError, format_size
+from memonger.support.errors import MB, format_size
 
 log = logging.getLogger("memonger")
 
@@ -196,14 +196,8 @@ class Facts:
     @cached_property
     def why_no_schedule(self) -> str:
         """Why no schedule can hold the network; '' if one can."""
-        self.training  # noqa: B018  an error in it is one of the network
-        try:
-            tensors_of(self.graph)
-            refuse_waiting(self.graph, self.network.device_type)
-            self.parts_of_step  # noqa: B018
-        except MemongerError as error:  # each of these refuses schedules, and nothing else
-            return str(error)
-        return ""
+        why = why_refused(self.graph, self.network.device_type)
+        return why or why_unscheduled(self.training) or self.parts_of_step.refusal
 
     @cached_property
     def added_in_place(self) -> list[tuple[int, bool]]:

@@ -96,6 +96,19 @@ def test_a_small_network_is_planned_with_little_effort(
     assert caplog.text.count("planning with patience") == 1
 
 
+def test_an_error_that_is_not_of_schedules_is_not_taken_for_a_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With marks instead, nobody would see it."""
+
+    def fail(*_: Any) -> Any:
+        raise memonger.MemongerError("a count exceeds an int32")
+
+    monkeypatch.setattr("memonger.solve.facts.make_parts", fail)
+    with pytest.raises(memonger.MemongerError, match="exceeds an int32"):
+        memonger.plan(net(), SHAPES)
+
+
 def test_recomputed_work_is_counted_by_operator() -> None:
     """A product is 2 x 256 x 512 x 512 + 256 x 512 operations; all other operators are cheap."""
     plan = memonger.plan(net(), SHAPES, how="marks")

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     Arrays = Dict[str, NDArray]  # by the names of arguments or auxiliary states
     OutGrads = Union[Mapping[str, NDArray], Sequence[NDArray], NDArray, None]
 
+DENSE = "default", "undefined"  # storage types
+SPARSE_INPUT = (
+    "input {!r} is stored as {}, but a schedule takes dense inputs only; plan with how='marks', or "
+    "make the input dense with tostype('default')"
+)
 POISON = "MEMONGER_POISON"  # environment variable for tests: overwrite dead tensors
 
 
@@ -41,7 +46,6 @@ class BoundStep:
     """
 
     def __init__(self, step: TrainingStep, ctx: Context, lent: BoundStep | None) -> None:
-        refuse_waiting(step.training.graph, ctx.device_type)
         refuse_types(tensor for signature in step.signatures for tensor in signature.tensors)
         self.step, self._ctx = step, ctx
         self.arena: Arena = lent.arena if lent is not None else Arena(ctx)
@@ -251,7 +255,7 @@ class ScheduledExecutor(mx.executor.Executor):
         lent: object,
     ) -> None:
         args, grads, aux = arrays
-        tensors, names = tensors_of(graph), symbol.list_arguments()
+        tensors, names = tensors_of(graph, ctx), symbol.list_arguments()
         self._symbol, self._ctx, self._grad_req = symbol, ctx, dict(requests)
         self._plain = PlainNetwork(symbol, symbol.warn_of_plain_steps)
         step = symbol.find_step(graph, requests, has_mkldnn(ctx))
@@ -394,58 +398,59 @@ class ScheduledExecutor(mx.executor.Executor):
 def refuse_sparse(kinds: Mapping[str, str]) -> None:
     """Raise MemongerError for inputs that are not dense; ``kinds`` are their storage types."""
     for name, kind in kinds.items():
-        if kind not in ("default", "undefined"):
-            raise MemongerError(
-                f"input {name!r} is stored as {kind}, but a schedule takes dense inputs only; plan "
-                "with how='marks', or make the input dense with tostype('default')"
-            )
+        if kind not in DENSE:
+            raise MemongerError(SPARSE_INPUT.format(name, kind))
 
 
-def refuse_waiting(graph: ForwardGraph, device_type: str) -> None:
-    """Raise MemongerError for operators that wait for other devices, unless these are GPUs.
+def why_refused(graph: ForwardGraph, device_type: str) -> str:
+    """Return why no schedule can run a network on this type of device; '' if one may.
 
+    MXNet is too old, arrays are sparse, or operators wait for other devices, and these are no GPUs.
     On the CPU the arrays of all arenas are of device 0 (`arena`), so that the operators of all
     devices would run in one thread, and one operator would wait there for the other for ever.
     """
-    if device_type == recompute.GPU:
-        return
-    for node in graph.nodes:
+    if not versions.CAN_SCHEDULE:
+        return (
+            f"MXNet {mx.__version__} cannot run a schedule, which takes 1.7 or later; plan with "
+            "how='marks', or install mxnet==1.9.1"
+        )
+    kinds, nodes = mx.ndarray.ndarray._STORAGE_TYPE_ID_TO_STR, graph.nodes
+    for i in graph.arguments:
+        kind = kinds[int(nodes[i].hidden.get("__storage_type__", 0))]
+        if kind not in DENSE:
+            return SPARSE_INPUT.format(nodes[i].name, kind)
+    for i in sorted(find_sparse_gradients(graph)):
+        return (
+            f"the gradient of {nodes[i].name!r} is stored row by row (sparse_grad), which a "
+            "schedule cannot hold; plan with how='marks', or set sparse_grad=False"
+        )
+    for i, _ in sorted(graph.sparse):
+        return (
+            f"{nodes[i].name!r} ({nodes[i].op}) makes a sparse array, which a schedule cannot "
+            "hold; plan with how='marks'"
+        )
+    for node in nodes if device_type != recompute.GPU else ():
         if recompute.waits_for_devices(node.op, node.attrs):
-            raise MemongerError(
+            return (
                 f"{node.name!r} ({node.op}) waits for other devices, which a schedule can do on "
                 "GPUs alone; plan with how='marks', or for GPUs with ctx='gpu'"
             )
+    return ""
 
 
-def tensors_of(graph: ForwardGraph) -> dict[str, Tensor]:
+def tensors_of(graph: ForwardGraph, ctx: Context) -> dict[str, Tensor]:
     """Return shape and type of each argument and auxiliary state, by name.
 
     Raises
     ------
     MemongerError
-        If a schedule cannot run the network, because it has sparse arrays or MXNet is too old.
+        If no schedule can run the network on this device (`why_refused`).
     """
-    if not versions.CAN_SCHEDULE:
-        raise MemongerError(
-            f"MXNet {mx.__version__} cannot run a schedule, which takes 1.7 or later; plan with "
-            "how='marks', or install mxnet==1.9.1"
-        )
-    kinds, nodes = mx.ndarray.ndarray._STORAGE_TYPE_ID_TO_STR, graph.nodes
-    stored: dict[str, str] = {}
-    for i in graph.arguments:
-        stored[nodes[i].name] = kinds[int(nodes[i].hidden.get("__storage_type__", 0))]
-    refuse_sparse(stored)
-    for i in sorted(find_sparse_gradients(graph)):
-        raise MemongerError(
-            f"the gradient of {nodes[i].name!r} is stored row by row (sparse_grad), which a "
-            "schedule cannot hold; plan with how='marks', or set sparse_grad=False"
-        )
-    for i, _ in sorted(graph.sparse):
-        raise MemongerError(
-            f"{nodes[i].name!r} ({nodes[i].op}) makes a sparse array, which a schedule cannot "
-            "hold; plan with how='marks'"
-        )
-    return {nodes[i].name: graph.tensors[i][0] for i in (*graph.arguments, *graph.auxiliary)}
+    why = why_refused(graph, ctx.device_type)
+    if why:
+        raise MemongerError(why)
+    both = (*graph.arguments, *graph.auxiliary)
+    return {graph.nodes[i].name: graph.tensors[i][0] for i in both}
 
 
 def fitted(array: NDArray | None, tensor: Tensor, ctx: Context) -> NDArray:

@@ -205,7 +205,7 @@ class ScheduledSymbol(SymbolWithCasts):
         shapes = {k: tuple(v) for k, v in listed.items() if k in inputs}
         types = {k: np.dtype(v).name for k, v in (type_dict or {}).items() if k in inputs}
         graph = forward_graph(self, InputSpec(shapes, types))
-        tensors = executor.tensors_of(graph)
+        tensors = executor.tensors_of(graph, ctx)
         args, grads, shared_names = {}, {}, set()
         lent = lent_grads = states = {}
         if shared_exec is not None and shared_buffer is not None:  # MXNet shares by a buffer only
@@ -267,7 +267,7 @@ class ScheduledSymbol(SymbolWithCasts):
     ) -> BoundStep:
         """Bind the training step for arguments like these to no arrays: each run gives its own."""
         graph = forward_graph(self, _spec_of(arguments))
-        executor.tensors_of(graph)  # which refuses what a schedule cannot run
+        executor.tensors_of(graph, ctx)  # which refuses what a schedule cannot run
         step = self.find_step(graph, requests, has_mkldnn(ctx))
         return BoundStep(replace(step, is_split=True) if is_split else step, ctx, lent)
 
