@@ -12,7 +12,7 @@ from memonger.solve.choose import Solution, choose
 from memonger.solve.describe import suggest_schedule
 from memonger.solve.facts import Facts
 from memonger.solve.facts import measure as measured
-from memonger.solve.limits import Limits
+from memonger.solve.limits import MARKS, Limits
 from memonger.solve.network import read_call, read_network, read_unplanned
 from memonger.solve.search import search
 from memonger.solve.selection import Selector
@@ -277,6 +277,7 @@ def search_plan(
     return planned.symbol
 
 
+@trim_heap()
 def search_plan_to_layer(
     sym: Symbol,
     layer_name: str | None = None,
@@ -285,24 +286,12 @@ def search_plan_to_layer(
     type_dict: Types = None,
     *,
     shapes: Shapes | None = None,
-    how: str = "marks",
-    work: float | None = None,
-    budget: Amount | None = None,
-    slower_than: float | None = None,
-    budget_of: str | None = None,
-    optimizer: object = None,
-    measure: bool = Limits.measure,
-    gpu: str | None = None,
-    patience: float | None = None,
-    grad_req: object = "write",
     ctx: object = None,
-    planner: str = Limits.planner,
-    keep: Selector | None = None,
-    recompute: Selector | None = None,
-    devices: int = 1,
     **input_shapes: Sequence[int],
 ) -> Symbol:
     """Plan a network up to a layer, under the name and arguments of copies of the original.
+
+    Other options are those of `search_plan`, whose ``until`` is the layer.
 
     Parameters
     ----------
@@ -312,8 +301,7 @@ def search_plan_to_layer(
         As ``until`` of `plan`; by default the whole network is planned.
     threshold : int
         MiB; those copies start their search there. It has no effect here, where none is needed.
-    ntrial, type_dict, shapes, how, work, budget, slower_than, budget_of, optimizer, measure, gpu
-    patience, grad_req, ctx, planner, keep, recompute, devices, **input_shapes
+    ntrial, type_dict, shapes, ctx, **input_shapes
         As `search_plan` takes them.
 
     Returns
@@ -323,7 +311,7 @@ def search_plan_to_layer(
 
     Raises
     ------
-    MemongerError, BudgetError, KeyboardInterrupt
+    MemongerError, KeyboardInterrupt
         As `plan` does.
 
     Examples
@@ -331,31 +319,19 @@ def search_plan_to_layer(
     >>> planned = memonger.search_plan_to_layer(net, 'stage3_unit6_plus', data=(1, 3, 800, 1200))
     """
     check_count("threshold", threshold, 0)
-    if "until" in input_shapes:
-        raise MemongerError("search_plan_to_layer takes no until=; give layer_name=")
-    return plan(
+    network, limits = read_call(
+        "search_plan_to_layer",
         sym,
         shapes,
-        how=how,
-        work=work,
-        budget=budget,
-        slower_than=slower_than,
-        budget_of=budget_of,
-        optimizer=optimizer,
-        measure=measure,
-        gpu=gpu,
-        patience=patience,
+        input_shapes,
+        how=MARKS,
         type_dict=type_dict,
-        grad_req=grad_req,
         ctx=ctx,
-        planner=planner,
         ntrial=ntrial,
         until=layer_name,
-        keep=keep,
-        recompute=recompute,
-        devices=devices,
-        **input_shapes,
-    ).symbol
+    )
+    facts = Facts(network, limits)
+    return confirm(choose(facts, search(facts))).symbol
 
 
 def make_mirror_plan(

@@ -75,6 +75,14 @@ LACKS = {
         "work slower_than planner until keep recompute devices".split(),
         "give it to memonger.plan, at one batch",
     ),
+    "search_plan_to_layer": {
+        **dict.fromkeys(
+            "keep recompute devices how work budget slower_than budget_of optimizer measure gpu "
+            "patience grad_req planner".split(),
+            "give it to memonger.search_plan, with until=",
+        ),
+        "until": "give layer_name=",
+    },
     "enable": dict.fromkeys(
         "type_dict ctx devices grad_req until planner ntrial".split(),
         "what is bound has it already, or give it to memonger.plan",

@@ -415,6 +415,8 @@ def test_search_plan_to_layer_is_search_plan_until_it() -> None:
         memonger.search_plan_to_layer(symbol, "bn88", **SHAPES)
     with pytest.raises(memonger.MemongerError, match="takes no until=; give layer_name="):
         memonger.search_plan_to_layer(symbol, until="bn8", **SHAPES)  # type: ignore[arg-type]
+    with pytest.raises(memonger.MemongerError, match="takes no budget=; .*search_plan, with until"):
+        memonger.search_plan_to_layer(symbol, "bn8", budget="60%", **SHAPES)  # type: ignore[arg-type]
 
 
 def test_nothing_before_the_first_layer_can_be_recomputed(caplog: pytest.LogCaptureFixture) -> None:
