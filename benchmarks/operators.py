@@ -80,7 +80,7 @@ def time_rows(symbol: Any, shapes: Any, training: TrainingGraph, rounds: int) ->
 
 def read_rows(profile: Any, training: TrainingGraph, rounds: int) -> Any:
     """Read the seconds of each row: the k-th event of an operator is the k-th row of it."""
-    order = pool(training, np.zeros(training.arrays.forward_nodes, dtype=np.bool_)).order
+    order = pool(training, np.zeros(training.arrays.forward_nodes, dtype=np.bool_)).ran.order
     rows = defaultdict(list)
     for row in order.tolist():
         rows[training.ops[row]].append(row)

@@ -13,6 +13,15 @@ typedef struct {
     Bools adding;  /* by row: whether it adds one gradient to another */
 } LayoutArrays;
 
+/* The layouts of a training graph without a plan. */
+typedef struct {
+    LayoutArrays facts;
+    Int64s written; /* by entry */
+    Int64s read;    /* by read; ANY_LAYOUT if its row does not run */
+    Int32s place;   /* by entry: the input that it overwrites, NOT_IN_PLACE or ADDED */
+    Bools matters;  /* by entry: whether results may depend on its layout */
+} UsualLayouts;
+
 enum { PLAIN = 0, BLOCKS = 1 }; /* the usual blocks of this CPU: of 16 channels, or of 8 */
 /* The place of an output: the index of the input whose memory it reuses, or one of these. */
 enum { NOT_IN_PLACE = -1, ADDED = -2 };

@@ -57,6 +57,24 @@ class LayoutArrays(Struct):
     adding: Bools
 
 
+class UsualLayouts(Struct):
+    """The layouts of a training graph without a plan."""
+
+    facts: LayoutArrays
+    written: Int64s
+    read: Int64s
+    place: Int32s
+    matters: Bools
+
+
+def find_usual_layouts(training: TrainingGraph, scoring: bool = False) -> UsualLayouts:
+    """Find the layouts of a training graph without a plan; ``scoring`` as in `find_layouts`."""
+    t, step = training.arrays, training.unmarked
+    facts = find_layouts(training, scoring)
+    followed = compiled.follow_layouts(t, facts, step)
+    return UsualLayouts(facts, *followed, find_mattering(training, facts, step))
+
+
 def find_layouts(training: StepGraph, scoring: bool = False) -> LayoutArrays:
     """Look up facts about the layouts in a training graph.
 

@@ -10,8 +10,6 @@ last.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from memonger.support.kernels import compiled
@@ -22,17 +20,9 @@ SMALL = 500  # items smaller than this fraction of the bytes alive come last,
 FEW = 8  # unless there are no more items than this
 
 
-class Placement(NamedTuple):
-    """The offsets of items in one arena."""
-
-    nbytes: int  # of the arena
-    offset: Int64s  # of each item, in bytes
-    alive: int  # the most bytes alive at once, a lower bound of the arena
-
-
 def place_items(
     start: Int32s, stop: Int32s, nbytes: Int64s, steps: int, alignment: int
-) -> Placement:
+) -> tuple[Int64s, int]:
     """Place items in an arena so that items that are alive at the same time do not overlap.
 
     Parameters
@@ -48,7 +38,9 @@ def place_items(
 
     Returns
     -------
-    Placement
+    offset : array of int64, (items,)
+        The offset of each item in bytes.
+    arena_bytes : int
     """
     size = -(-nbytes // alignment) * alignment
     change = np.bincount(start, size, steps + 1) - np.bincount(stop + 1, size, steps + 1)
@@ -59,4 +51,4 @@ def place_items(
     offset = np.zeros(len(size), dtype=np.int64)
     effort = min(EFFORT, 1000 * large**3)
     offset[order] = compiled.place(start[order], stop[order], size[order], large, alive, effort)
-    return Placement(int((offset + size).max(initial=0)), offset, alive)
+    return offset, int((offset + size).max(initial=0))

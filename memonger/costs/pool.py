@@ -50,9 +50,7 @@ def pool(training: TrainingGraph, recomputed: Bools, held: Held = NOTHING) -> Us
     np.maximum.at(real, block[used], (t.elements * t.itemsize)[used])
     return Usage(
         step=training,
-        order=step.order,
-        entry=step.entry,
-        reads=step.reads,
+        ran=step,
         planned=planned,
         block=block,
         pooled=np.ones(len(real), dtype=np.bool_),

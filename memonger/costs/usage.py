@@ -26,14 +26,12 @@ from memonger.support.types import Bools, Int32s, Int64s
 class Usage:
     """The memory of one training step of a network, with its marks or its schedule.
 
-    A *run* is a position in ``order``. A *tensor* is an output in the pool, as it is computed once;
-    tensors have the order of their starts.
+    A *run* is a position in ``ran.order``. A *tensor* is an output in the pool, as it is computed
+    once; tensors have the order of their starts.
     """
 
     step: StepGraph
-    order: Int32s  # (runs,): the rows of the step that run, in execution order
-    entry: Int32s  # (reads,): the entry that each read reads, if its row runs
-    reads: Int32s  # (entries,): how many reads and heads keep it alive
+    ran: Step  # the rows of the step that run, in execution order, and what they read
     planned: Int32s  # (entries,): as ``block``, before gradients are added to others in place
     block: Int32s  # (entries,): the block of each entry; negative: none
     pooled: Bools  # (blocks,): whether the block is in the pool, and no array of the caller
@@ -104,7 +102,7 @@ class Usage:
         heads = zip(t.head_row[t.outputs :], t.head_output[t.outputs :])
         others = [signatures[row].tensors[k].nbytes for row, k in heads]
         t = self.step.arrays
-        variables = t.output_start[self.order[t.variable[self.order]]]
+        variables = t.output_start[self.ran.order[t.variable[self.ran.order]]]
         others += [*held.arrays, temporary]
         nbytes = np.concatenate([pool, t.elements[variables] * t.itemsize[variables], others])
         return int((round_for_gpu(nbytes) if held.device_type == GPU else nbytes).sum())
@@ -119,10 +117,7 @@ class Usage:
         """
         held, used, own = self.held, 0, 0
         if held.mkldnn:
-            run = Step(
-                order=self.order, entry=self.entry, head=np.zeros(0, "int32"), reads=self.reads
-            )
-            used, own = count_copies(self.step, run, self.planned, self.block)
+            used, own = count_copies(self.step, self.ran, self.planned, self.block)
         # MKLDNN's operators request twice what the largest has used so far (``TmpMemMgr::Init`` in
         # ``src/operator/nn/mkldnn/mkldnn_base-inl.h``), so that half of it is never written.
         largest = max(held.temporary, 2 * used if 2 * used < FROM_HEAP else used)
@@ -149,13 +144,13 @@ class Usage:
 
     def find_places(self, phase: int) -> Int64s:
         """Find the runs of operators in a phase, such as RECOMPUTED."""
-        phases = self.step.phases[self.order]
-        return np.flatnonzero((phases == phase) & (self.operators[self.order] >= 0))
+        phases = self.step.phases[self.ran.order]
+        return np.flatnonzero((phases == phase) & (self.operators[self.ran.order] >= 0))
 
     @cached_property
     def recomputed(self) -> Int64s:
         """The operators that are recomputed, in order; once for each time."""
-        return self.operators[self.order[self.find_places(RECOMPUTED)]]
+        return self.operators[self.ran.order[self.find_places(RECOMPUTED)]]
 
     @cached_property
     def node_flops(self) -> Int64s:
@@ -165,7 +160,7 @@ class Usage:
     @cached_property
     def forward_flops(self) -> float:
         """The FLOPs of the forward pass, at least 1."""
-        run = self.operators[self.order[self.find_places(FORWARD)]]
+        run = self.operators[self.ran.order[self.find_places(FORWARD)]]
         return max(1.0, float(self.node_flops[run].sum()))
 
     @property
@@ -176,13 +171,13 @@ class Usage:
     @cached_property
     def _lives(self) -> tuple[Int64s, Int64s, Int64s]:
         """The entry of each tensor, and the first and the last run in which it is alive."""
-        t, order = self.step.arrays, self.order
+        t, order = self.step.arrays, self.ran.order
         run_of_row = np.full(len(t.variable), -1)
         run_of_row[order] = np.arange(len(order))
         birth, reader = (np.repeat(run_of_row, np.diff(s)) for s in (t.output_start, t.read_start))
         last = birth.copy()  # the run of the last reader of each entry
         held = t.read_holds & (reader >= 0)
-        np.maximum.at(last, self.entry[held], reader[held])
+        np.maximum.at(last, self.ran.entry[held], reader[held])
         last[t.head_entry[: t.outputs]] = len(order) - 1
         entries = np.flatnonzero(self.block >= 0)
         entries = entries[self.pooled[self.block[entries]]]
@@ -236,8 +231,8 @@ class Usage:
     def count_live(self, *kinds: int) -> Int64s:
         """Count the bytes alive in each run, (runs,), of these kinds of tensors (or of all)."""
         nbytes = self.nbytes * np.isin(self.kind, kinds) if kinds else self.nbytes
-        births = np.bincount(self.start, nbytes, len(self.order) + 1)
-        deaths = np.bincount(self.stop + 1, nbytes, len(self.order) + 1)
+        births = np.bincount(self.start, nbytes, len(self.ran.order) + 1)
+        deaths = np.bincount(self.stop + 1, nbytes, len(self.ran.order) + 1)
         return np.cumsum(births - deaths)[:-1].astype(np.int64)
 
     @cached_property
@@ -253,4 +248,4 @@ class Usage:
     @property
     def running(self) -> str:
         """A description of the row at the peak."""
-        return self.step.describe(int(self.order[self.peak]))
+        return self.step.describe(int(self.ran.order[self.peak]))

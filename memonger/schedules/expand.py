@@ -14,7 +14,7 @@ from typing import Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.layouts import PLAIN
+from memonger.costs.layouts import PLAIN, UsualLayouts, find_usual_layouts
 from memonger.costs.pool import find_added_in_place, pool
 from memonger.graph.arrays import Signature, Signatures, gather, join_columns, list_reads
 from memonger.graph.forward import FLOAT, ForwardGraph, RowEntry, no_collection
@@ -26,7 +26,7 @@ from memonger.graph.operators.recompute import SYNCHRONIZED, truth
 from memonger.graph.operators.recorded import BY_MKLDNN, RECORDED_LATE, is_recorded
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import HEAD_COPY, TrainingGraph, training_graph
-from memonger.schedules.layouts import Expected, refusal
+from memonger.schedules.layouts import find_inserts, find_overwriting, refusal
 from memonger.schedules.rows import NodeVariants, Rows
 from memonger.schedules.schedule import FIRST_TIME, Schedule, Workload, adapt, check, workload
 from memonger.schedules.training_step import (
@@ -97,18 +97,18 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
     _, head_row, head_output = join_columns([heads], 2)
     overwriting = [r for r in facts.walk if reads_overwritten(*training.signatures[r][:2])]
     blocked = mkldnn and any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes)
-    expected = None
+    usual = None
     in_place: dict[int, bool] = {}
     if blocked or overwriting:
         block = pool(training, np.zeros(n, dtype=np.bool_)).block
-        expected = Expected(training) if blocked else None
-        in_place = dict.fromkeys(expected.overwriting if expected else (), True)
+        usual = find_usual_layouts(training, scoring=True) if blocked else None
+        in_place = dict.fromkeys(find_overwriting(training, usual) if usual else (), True)
         for row in overwriting:
             source, k = int(t.read_row[t.read_start[row]]), int(t.read_output[t.read_start[row]])
             read, written = block[t.output_start[[source, row]] + [k, 0]]
             in_place[row] = bool(read == written >= 0)
-    if expected is not None and not refusal:
-        refusal = _why_blocked(training, expected, added)
+    if usual is not None and not refusal:
+        refusal = _why_blocked(training, usual, added)
     return Parts(
         work=work,
         mkldnn=mkldnn,
@@ -131,12 +131,12 @@ def make_parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True)
         left_out=left_out,
         zeroed=zeroed,
         in_place=in_place,
-        expected=expected,
+        usual=usual,
         refusal=refusal,
     )
 
 
-def _why_blocked(training: TrainingGraph, expected: Expected, added: Collection[int]) -> str:
+def _why_blocked(training: TrainingGraph, usual: UsualLayouts, added: Collection[int]) -> str:
     """Return of which sum that is added to an array all terms may be in blocks; '' if of none.
 
     MXNet then adds the sum by MKLDNN, otherwise term by term (``ElementWiseSumComputeExCPU`` in
@@ -144,7 +144,7 @@ def _why_blocked(training: TrainingGraph, expected: Expected, added: Collection[
     """
     t, nodes = training.arrays, training.graph.nodes
     for a, row in zip(training.wanted, t.head_row[t.outputs :].tolist()):
-        reads = expected.read_layout[t.read_start[row] : t.read_start[row + 1]]
+        reads = usual.read[t.read_start[row] : t.read_start[row + 1]]
         is_sum = training.ops[row] == "add_n" and len(reads) > AT_ONCE
         if a in added and is_sum and (reads != PLAIN).all():
             return (
@@ -161,8 +161,9 @@ def _read_rows(work: Workload, mkldnn: bool) -> _RowFacts:
     reads = list_reads(t.read_start, t.read_row, t.read_output)
     owner = [-1] * (2 * t.forward_nodes) + training.origin[2 * t.forward_nodes :].tolist()
     walk = [r for r in t.walk_row.tolist() if r >= 2 * t.forward_nodes]
-    identities = (r for r in walk if training.ops[r] == HEAD_COPY and owner[r] < 0)
-    handed_on = {(row, 0): reads[row][0] for row in identities}
+    handed_on = {
+        (row, 0): reads[row][0] for row in walk if training.ops[row] == HEAD_COPY and owner[row] < 0
+    }
     for row_reads in reads[2 * t.forward_nodes :]:
         row_reads[:] = [handed_on.get(entry, entry) for entry in row_reads]
     nodes = training.graph.nodes
@@ -404,10 +405,10 @@ def build_step(parts: Parts, schedule: Schedule) -> TrainingStep:
         rows = lay_out_plainly(parts, rows, signatures)
     rows = hold_for_autograd(parts, rows, signatures)
     step = keep_places(make_step(parts, rows, signatures.all), signatures)
-    if parts.expected is None:
+    if parts.usual is None:
         return step
     for k in range(ROUNDS + 1):
-        inserts = parts.expected.differences(step, step.rows.source, step.alive.block)
+        inserts = find_inserts(step, parts.usual, step.rows.source, step.alive.block)
         if not inserts:
             break
         if k == ROUNDS:

@@ -17,8 +17,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.costs import layouts as mkldnn
-from memonger.costs.layouts import ADDED, ANY_LAYOUT, IN_PLACE, NOT_IN_PLACE, PLAIN
+from memonger.costs.layouts import (
+    ADDED,
+    ANY_LAYOUT,
+    IN_PLACE,
+    NOT_IN_PLACE,
+    PLAIN,
+    UsualLayouts,
+    find_layouts,
+    read_with_workspace,
+)
 from memonger.graph.arrays import gather, run_all
 from memonger.graph.operators.layouts import AXES
 from memonger.graph.training import StepGraph, TrainingGraph
@@ -44,67 +52,61 @@ class Insert(NamedTuple):
     op: str = "Reshape"
 
 
-class Expected:
-    """The layouts of a network without a schedule."""
+def find_overwriting(training: TrainingGraph, usual: UsualLayouts) -> list[int]:
+    """Find the rows that crash in MKLDNN unless they overwrite their blocked input."""
+    t = training.arrays
+    in_place = (usual.facts.code == IN_PLACE) & (usual.place != NOT_IN_PLACE)
+    rows = np.flatnonzero(in_place[t.output_start[:-1]])
+    return rows[usual.read[t.read_start[rows]] != PLAIN].tolist()
 
-    def __init__(self, training: TrainingGraph) -> None:
-        t, step = training.arrays, training.unmarked
-        self.arrays = t
-        layouts = mkldnn.find_layouts(training, scoring=True)
-        self.output_layout, self.read_layout, self.place = compiled.follow_layouts(t, layouts, step)
-        self.matters = mkldnn.find_mattering(training, layouts, step)
-        in_place = (layouts.code == IN_PLACE) & (self.place != NOT_IN_PLACE)
-        rows = np.flatnonzero(in_place[t.output_start[:-1]])
-        #: Rows that crash in MKLDNN unless they overwrite their blocked input.
-        self.overwriting = rows[self.read_layout[t.read_start[rows]] != PLAIN].tolist()
 
-    def differences(
-        self, training: StepGraph, source: Int32s, block: Int32s
-    ) -> dict[int, list[Insert]]:
-        """Return the operators to insert at each row of a training step, so that layouts match.
+def find_inserts(
+    step: StepGraph, usual: UsualLayouts, source: Int32s, block: Int32s
+) -> dict[int, list[Insert]]:
+    """Find the operators to insert at each row of a schedule's step, so that layouts are usual.
 
-        The layouts of later rows are computed as if the operators were inserted. ``source`` is as
-        in `Rows`, and ``block`` as in `Lifetimes`.
-        """
-        t, step = training.arrays, run_all(training.arrays)
-        layouts = mkldnn.find_layouts(training, scoring=True)
-        reader, place, inside = _counterparts(t.read_start, self.arrays.read_start, source)
-        want_read = np.where(inside & layouts.shows, self.read_layout[place], ANY_LAYOUT)
-        maker, same, inside = _counterparts(t.output_start, self.arrays.output_start, source)
-        want_output = np.where(inside & self.matters[same], self.output_layout[same], ANY_LAYOUT)
-        ops = np.array(training.ops)
-        readers = np.bincount(step.entry[~t.read_ignored], minlength=len(want_output))
-        corrected = np.zeros(len(want_output), dtype=np.bool_)  # made plain by inserted operators
-        corrected[step.entry[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
-        want_output[(readers == 0) | (corrected & (readers == 1))] = ANY_LAYOUT
-        _, read, have, other_read, other_output = compiled.lead_layouts(
-            t, layouts, step, block, block, want_read, want_output
-        )
-        for row in np.flatnonzero(ops == "BatchNorm").tolist():
-            # MKLDNN's BatchNorm along another axis reads a view, which it cannot of blocks.
-            along = training.signatures[row].attrs.get("axis", "1")
-            if along != "1" and read[t.read_start[row]] not in (PLAIN, ANY_LAYOUT):
-                raise refusal(training, row)
-        for one, other in mkldnn.read_with_workspace(t, ops):
-            usual, found = self.read_layout[place[[one, other]]], read[[one, other]]
-            if usual[0] != usual[1]:  # MXNet's gradient is wrong (`find_wrong_poolings`)
-                if (usual != found).any():
-                    raise refusal(training, int(reader[other]))
-            elif found[0] != found[1]:
-                want_read[[one, other]] = PLAIN
-                other_read[[one, other]] = read[[one, other]] != PLAIN
-        inserts: dict[int, list[Insert]] = defaultdict(list)
-        for j in np.flatnonzero(other_read).tolist():
-            row, tensors = int(reader[j]), training.signatures[t.read_row[j]].tensors
-            if want_read[j] != PLAIN or len(tensors[t.read_output[j]].shape) > AXES:
-                raise refusal(training, row)
-            inserts[row].append(Insert(BEFORE, j - int(t.read_start[row])))
-        other_output &= ops[maker] != "zeros_like"  # zeros are equal in all layouts
-        for k in np.flatnonzero(other_output).tolist():
-            row, plain, usual = int(maker[k]), want_output[k] == PLAIN, int(self.place[same[k]])
-            output = k - int(t.output_start[row])
-            inserts[row] += _lay_out(training, row, output, plain, int(have[k]), usual)
-        return inserts
+    The layouts of later rows are computed as if the operators were inserted. ``source`` is as in
+    `Rows`, and ``block`` as in `Lifetimes`.
+    """
+    t, ran, old = step.arrays, run_all(step.arrays), step.training.arrays
+    layouts = find_layouts(step, scoring=True)
+    reader, place, inside = _counterparts(t.read_start, old.read_start, source)
+    want_read = np.where(inside & layouts.shows, usual.read[place], ANY_LAYOUT)
+    maker, same, inside = _counterparts(t.output_start, old.output_start, source)
+    want_output = np.where(inside & usual.matters[same], usual.written[same], ANY_LAYOUT)
+    ops = np.array(step.ops)
+    readers = np.bincount(ran.entry[~t.read_ignored], minlength=len(want_output))
+    corrected = np.zeros(len(want_output), dtype=np.bool_)  # made plain by inserted operators
+    corrected[ran.entry[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
+    want_output[(readers == 0) | (corrected & (readers == 1))] = ANY_LAYOUT
+    _, read, have, other_read, other_output = compiled.lead_layouts(
+        t, layouts, ran, block, block, want_read, want_output
+    )
+    for row in np.flatnonzero(ops == "BatchNorm").tolist():
+        # MKLDNN's BatchNorm along another axis reads a view, which it cannot of blocks.
+        along = step.signatures[row].attrs.get("axis", "1")
+        if along != "1" and read[t.read_start[row]] not in (PLAIN, ANY_LAYOUT):
+            raise refusal(step, row)
+    for one, other in read_with_workspace(t, ops):
+        known, found = usual.read[place[[one, other]]], read[[one, other]]
+        if known[0] != known[1]:  # MXNet's gradient is wrong (`find_wrong_poolings`)
+            if (known != found).any():
+                raise refusal(step, int(reader[other]))
+        elif found[0] != found[1]:
+            want_read[[one, other]] = PLAIN
+            other_read[[one, other]] = read[[one, other]] != PLAIN
+    inserts: dict[int, list[Insert]] = defaultdict(list)
+    for j in np.flatnonzero(other_read).tolist():
+        row, tensors = int(reader[j]), step.signatures[t.read_row[j]].tensors
+        if want_read[j] != PLAIN or len(tensors[t.read_output[j]].shape) > AXES:
+            raise refusal(step, row)
+        inserts[row].append(Insert(BEFORE, j - int(t.read_start[row])))
+    other_output &= ops[maker] != "zeros_like"  # zeros are equal in all layouts
+    for k in np.flatnonzero(other_output).tolist():
+        row, plain, before = int(maker[k]), want_output[k] == PLAIN, int(usual.place[same[k]])
+        output = k - int(t.output_start[row])
+        inserts[row] += _lay_out(step, row, output, plain, int(have[k]), before)
+    return inserts
 
 
 def _counterparts(start: Int32s, old_start: Int32s, source: Int32s) -> tuple[Int64s, Int64s, Bools]:

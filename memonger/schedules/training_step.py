@@ -10,7 +10,8 @@ from typing import Mapping, Sequence, Tuple
 import numpy as np
 
 from memonger.costs.held import NOTHING, Held
-from memonger.costs.placement import Placement, place_items
+from memonger.costs.layouts import UsualLayouts
+from memonger.costs.placement import place_items
 from memonger.costs.usage import Usage
 from memonger.graph.arrays import (
     BACKWARD,
@@ -34,7 +35,7 @@ from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.recorded import ASYNCHRONOUS, RECORDED_LATE
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import NO_NODE, StepGraph, TrainingGraph
-from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
+from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Insert
 from memonger.schedules.rows import Lifetimes, NodeVariants, Rows
 from memonger.schedules.schedule import Workload
 from memonger.support.errors import MB
@@ -80,7 +81,7 @@ class Parts:
     #: Row whose results depend on whether it overwrites its first input -> whether it does without
     #: a schedule.
     in_place: Mapping[int, bool]
-    expected: Expected | None  # layouts without a schedule; None if no tensor is in blocks
+    usual: UsualLayouts | None  # layouts without a schedule; None if no tensor is in blocks
     refusal: str  # why no schedule may run: a gradient would be wrong or other; '' if one may
 
     @property
@@ -147,7 +148,7 @@ class TrainingStep(StepGraph):
     def offsets(self) -> Int64s:
         """The offset of each block in the arena, bytes (blocks,); -1 for one outside of it."""
         offsets = np.full(len(self.outside), -1)
-        offsets[~self.outside] = self.placement.offset
+        offsets[~self.outside] = self.placement[0]
         return offsets
 
     @cached_property
@@ -193,8 +194,8 @@ class TrainingStep(StepGraph):
         return frozenset([(int(self.rows.latest[v]), k) for v, k in self.parts.adding])
 
     @cached_property
-    def placement(self) -> Placement:
-        """The placement of the blocks in the arena."""
+    def placement(self) -> tuple[Int64s, int]:
+        """The offsets of the blocks in the arena, and its bytes (`place_items`)."""
         alive, ours = self.alive, ~self.outside
         intervals = alive.start[ours], alive.stop[ours], alive.nbytes[ours]
         return place_items(*intervals, len(self.rows.source), ALIGNMENT)
@@ -202,21 +203,19 @@ class TrainingStep(StepGraph):
     @property
     def arena_bytes(self) -> int:
         """The bytes of the arena."""
-        return self.placement.nbytes + ROOM
+        return self.placement[1] + ROOM
 
 
 def arena(step: TrainingStep, held: Held = NOTHING) -> Usage:
     """Return the memory of a schedule's training step: its arena, and the arrays of its outputs."""
-    alive, run, outputs = step.alive, run_all(step.arrays), step.output_blocks
+    alive, outputs = step.alive, step.output_blocks
     pooled = ~alive.of_caller
     pooled[outputs] = True
     allocated = np.array([step.arena_bytes, *alive.nbytes[outputs].tolist()], dtype=np.int64)
     nbytes = int(allocated.sum())
     return Usage(
         step=step,
-        order=run.order,
-        entry=run.entry,
-        reads=run.reads,
+        ran=run_all(step.arrays),
         planned=alive.block,
         block=alive.block,
         pooled=pooled,

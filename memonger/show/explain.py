@@ -354,7 +354,7 @@ def find_results(memory: Usage) -> Int64s:
 
 def _readers(memory: Usage) -> Mapping[tuple[int, int], Mapping[int, None]]:
     """Return the operators, as they run, that read each tensor in a phase: by (phase, entry)."""
-    t, order, entry = memory.step.arrays, memory.order, memory.entry
+    t, order, entry = memory.step.arrays, memory.ran.order, memory.ran.entry
     readers: defaultdict[tuple[int, int], dict[int, None]] = defaultdict(dict)
     for phase in (RECOMPUTED, BACKWARD):
         for row in order[memory.find_places(phase)].tolist():

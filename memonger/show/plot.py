@@ -46,7 +46,7 @@ def plot_memory(file: files.Path | None, panels: Mapping[str, Usage]) -> Figure:
 
 
 def _panel(axes: Axes, memory: Usage) -> None:
-    peak, order = memory.peak, memory.order
+    peak, order = memory.peak, memory.ran.order
     runs = ~memory.step.arrays.variable[order]  # variables take no time
     places = np.arange(int(runs.sum()) + 1)  # the last one has an end too
     names, colours = zip(*COLOURS.values())

@@ -102,7 +102,7 @@ def list_alive(
         that are alive in the same drawn steps are merged. So the sum is right in each drawn step.
         The peak is always drawn.
     """
-    step, order = memory.step, memory.order
+    step, order = memory.step, memory.ran.order
     runs = ~step.arrays.variable[order]  # variables take no time
     live, ran, number = memory.live[runs], order[runs], np.cumsum(runs) - 1
     row_of_node, phases = find_rows(memory.graph), step.phases[ran]

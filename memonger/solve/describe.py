@@ -105,7 +105,7 @@ def describe_slowest(memory: Usage) -> str:
     places, nodes, flops = memory.find_places(RECOMPUTED), memory.recomputed, memory.node_flops
     if not len(places):
         return ""
-    phases = memory.step.phases[memory.order]
+    phases = memory.step.phases[memory.ran.order]
     gradients = np.cumsum(phases == BACKWARD)[places]  # that have run before
     runs = np.split(nodes, np.flatnonzero(np.diff(gradients)) + 1)
     run = max(runs[::-1], key=lambda run: (flops[run].sum(), len(run)))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from itertools import permutations
-from typing import Tuple
+from typing import Any, Tuple
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from memonger.costs.placement import Placement, place_items
+from memonger.costs.placement import place_items
 
 ALIGNMENT = 64
+Placed = Tuple["np.ndarray[Any, np.dtype[np.int64]]", int]  # offsets, and the bytes of the arena
 Item = Tuple[int, int, int]  # the first and the last step, and the bytes
 
 ITEMS = st.builds(
@@ -22,35 +23,34 @@ ITEMS = st.builds(
 )
 
 
-def place(items: list[Item], alignment: int = ALIGNMENT) -> Placement:
+def place(items: list[Item], alignment: int = ALIGNMENT) -> Placed:
     start, stop, nbytes = np.array(items, dtype=np.int64).reshape(-1, 3).T
     steps = int(stop.max(initial=-1)) + 1
     return place_items(start.astype(np.int32), stop.astype(np.int32), nbytes, steps, alignment)
 
 
-def assert_placed(items: list[Item], placement: Placement, alignment: int = ALIGNMENT) -> None:
+def assert_placed(items: list[Item], placed: Placed, alignment: int = ALIGNMENT) -> None:
     """Check that no two items overlap that are alive together, and what the placement tells."""
-    assert not (placement.offset % alignment).any()
-    ends = [-(-(at + n) // alignment) * alignment for at, (_, _, n) in zip(placement.offset, items)]
-    assert placement.nbytes == max(ends, default=0)
+    offset, arena_bytes = placed
+    assert not (offset % alignment).any()
+    ends = [-(-(at + n) // alignment) * alignment for at, (_, _, n) in zip(offset, items)]
+    assert arena_bytes == max(ends, default=0)
     steps = range(max([stop for _, stop, _ in items], default=-1) + 1)
     alive = [[k for k, (a, b, _) in enumerate(items) if a <= step <= b] for step in steps]
     size = [-(-n // alignment) * alignment for _, _, n in items]
-    assert placement.alive == max([sum(size[k] for k in now) for now in alive], default=0)
-    assert placement.nbytes >= placement.alive
+    assert arena_bytes >= max([sum(size[k] for k in now) for now in alive], default=0)
     for now in alive:
-        order = sorted([k for k in now if size[k]], key=lambda k: placement.offset[k])
-        assert all(ends[a] <= placement.offset[b] for a, b in zip(order, order[1:]))
+        order = sorted([k for k in now if size[k]], key=lambda k: offset[k])
+        assert all(ends[a] <= offset[b] for a, b in zip(order, order[1:]))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ITEMS, max_size=25), st.sampled_from([1, 64, 256]))
 @example([], 64)
 def test_nothing_overlaps(items: list[Item], alignment: int) -> None:
-    placement = place(items, alignment)
-    assert_placed(items, placement, alignment)
-    again = place(items, alignment)
-    assert placement.nbytes == again.nbytes and np.array_equal(placement.offset, again.offset)
+    placed, again = place(items, alignment), place(items, alignment)
+    assert_placed(items, placed, alignment)
+    assert placed[1] == again[1] and np.array_equal(placed[0], again[0])
 
 
 def smallest(items: list[Item]) -> int:
@@ -74,7 +74,7 @@ def smallest(items: list[Item]) -> int:
 @given(st.lists(ITEMS, max_size=5))
 @example([(0, 0, 1000), (0, 1, 1), (1, 2, 1), (2, 2, 1000)])  # small items cost a byte if last
 def test_few_items_take_the_smallest_arena(items: list[Item]) -> None:
-    assert place(items, 1).nbytes == smallest(items)
+    assert place(items, 1)[1] == smallest(items)
 
 
 def cut(seed: int, pieces: int, steps: int, nbytes: int) -> list[Item]:
@@ -98,6 +98,6 @@ def cut(seed: int, pieces: int, steps: int, nbytes: int) -> list[Item]:
 def test_an_arena_that_was_cut_is_put_together(pieces: int, most: float) -> None:
     for seed in range(3):
         items = cut(seed, pieces, 50, 1000)
-        placement = place(items, 1)
-        assert_placed(items, placement, 1)
-        assert placement.alive == 1000 and placement.nbytes <= 1000 * most
+        placed = place(items, 1)
+        assert_placed(items, placed, 1)
+        assert placed[1] <= 1000 * most

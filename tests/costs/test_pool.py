@@ -62,7 +62,7 @@ def test_the_replay_has_mxnets_total_order_and_names(name: str) -> None:
     for mask in few((symbol, shapes)):
         replayed, executor = assert_total(symbol, training, mask[list(training.same)])
         nodes = read_debug_str(executor.debug_str())[1]
-        rows = [row for row in replayed.order if training.ops[row] != "null"]
+        rows = [row for row in replayed.ran.order if training.ops[row] != "null"]
         for row, node in zip(rows, nodes):
             if row < 2 * len(graph.nodes):
                 assert training.names[row] == node["name"]
@@ -125,7 +125,7 @@ def test_every_output_has_the_replayed_block(monkeypatch: pytest.MonkeyPatch) ->
         training, arrays, blocks = plan.training, plan.training.arrays, plan.block
         placed = iter(step.outputs)
         of_block: dict[int, int] = {}
-        for row in plan.order:
+        for row in plan.ran.order:
             if training.ops[row] == "null":
                 continue
             start = int(arrays.output_start[row])

@@ -82,20 +82,18 @@ def check_memory(step: TrainingStep) -> int:
     for started, ended in zip(starts.tolist(), ends.tolist()):
         live += started
         most, live = max(most, live), live - ended
-    assert live == 0 and step.placement.alive >= most
+    assert live == 0 and step.placement[1] >= most
     check_placement(step)
     return most
 
 
 def check_placement(step: TrainingStep) -> None:
     """Check that no two blocks of the arena overlap that are alive at the same time."""
-    blocks, placement = step.alive, step.placement
+    blocks, (offset, arena_bytes) = step.alive, step.placement
     ours = np.flatnonzero(~blocks.of_caller)
     start, stop, nbytes = blocks.start[ours], blocks.stop[ours], blocks.nbytes[ours]
-    offset = placement.offset
     end = offset + nbytes
-    assert not (offset % ALIGNMENT).any() and placement.nbytes >= max(end, default=0)
-    assert placement.nbytes >= placement.alive
+    assert not (offset % ALIGNMENT).any() and arena_bytes >= max(end, default=0)
     for k in range(len(ours)):
         together = (start[k] <= stop[:k]) & (start[:k] <= stop[k])
         assert not (together & (offset[k] < end[:k]) & (offset[:k] < end[k])).any()

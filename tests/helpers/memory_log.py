@@ -65,7 +65,7 @@ def log_of(plan: Any) -> list[LoggedNode]:
     training, arrays = plan.training, plan.training.arrays
     entry_of: dict[int, Entry] = {}  # of each output, numbered in the order in which they are made
     nodes = []
-    for row in plan.order:
+    for row in plan.ran.order:
         for k, tensor in enumerate(training.signatures[row].tensors, int(arrays.output_start[row])):
             entry_of[k] = (len(entry_of), tensor.shape, tensor.nbytes // 1024)
         if training.ops[row] == "null":
@@ -73,7 +73,7 @@ def log_of(plan: Any) -> list[LoggedNode]:
             continue
         inputs = []
         for j in range(arrays.read_start[row], arrays.read_start[row + 1]):
-            inputs.append(entry_of[int(plan.entry[j])])
+            inputs.append(entry_of[int(plan.ran.entry[j])])
         outputs = [
             entry_of[k] for k in range(arrays.output_start[row], arrays.output_start[row + 1])
         ]

@@ -192,7 +192,7 @@ def assert_alike(symbol: Any, planned: Any, shapes: Any, **options: Any) -> None
 
 def assert_bound(replayed: Any, executor: Any) -> None:
     """Check that the replay is what MXNet has bound: its operators in order, and its pool in MB."""
-    ops = [replayed.training.ops[row] for row in replayed.order]
+    ops = [replayed.training.ops[row] for row in replayed.ran.order]
     nodes = read_debug_str(executor.debug_str())[1]
     assert [op for op in ops if op != "null"] == [node["op"] for node in nodes]
     assert replayed.planned_bytes >> 20 == read_planned_mb(executor)

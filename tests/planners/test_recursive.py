@@ -138,7 +138,7 @@ def same_as_written_out(search: ScheduleSearch, schedule: Schedule) -> None:
     """
     check(search.workload, schedule)
     cost = search.evaluate(schedule)
-    parts = replace(make_parts(search.workload), expected=None, recorded={})
+    parts = replace(make_parts(search.workload), usual=None, recorded={})
     step = build_step(parts, schedule)
     assert cost.nbytes == check_memory(step)
     assert cost.time >= 1 - 1e-9

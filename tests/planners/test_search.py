@@ -76,7 +76,7 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
         replayed = pool(search.rules.trainings[0], mask)
         assert nbytes == replayed.planned_bytes
         n = len(mask)
-        again = replayed.order[(replayed.order >= n) & (replayed.order < 2 * n)] - n
+        again = replayed.ran.order[(replayed.ran.order >= n) & (replayed.ran.order < 2 * n)] - n
         assert seconds == sum(not nodes[i].is_inserted for i in again)
         assert (search.rules.apply(mask) == mask).all()
         plans.add(mask.tobytes())

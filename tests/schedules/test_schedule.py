@@ -29,7 +29,7 @@ def test_operators_are_put_in_where_layouts_differ() -> None:
         parts = make_parts(work, mkldnn=mkldnn)
         steps = [build_step(parts, LEVELS[name](work, 0)) for name in FAST]
         assert set().union(*map(inserted, steps)) == expected
-    assert make_parts(work_of(*networks.lstm(steps=5))).expected is None  # no convolutions
+    assert make_parts(work_of(*networks.lstm(steps=5))).usual is None  # no convolutions
 
 
 def inserted(step: TrainingStep) -> set[str]:

@@ -20,37 +20,24 @@ from memonger.costs.layouts import (
     NOT_IN_PLACE,
     PLAIN,
     LayoutArrays,
-    find_layouts,
-    find_mattering,
+    UsualLayouts,
+    find_usual_layouts,
 )
-from memonger.graph.arrays import Step
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.training import TrainingGraph
-from memonger.support.kernels import Struct, compiled
-from memonger.support.types import Bools, Int32s, Int64s
-
-
-class LayoutRule(Struct):
-    """The layouts of one training graph without a plan."""
-
-    active: bool
-    layouts: LayoutArrays
-    read_layout: Int64s
-    output_layout: Int64s
-    place: Int32s
-    matters: Bools
-
+from memonger.support.kernels import compiled
 
 #: The rule for networks in which no plan can change a layout that matters.
-NO_RULE = LayoutRule(
-    False,
+NO_RULE = UsualLayouts(
     LayoutArrays(*[np.zeros(0, k) for k in ("int8", "int64", "int64", *["bool"] * 3)]),
     *[np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.int32, np.bool_)],
 )
 
 
-def layout_rule(training: TrainingGraph) -> LayoutRule:
-    """Return the layouts without a plan if a plan can change one that matters, else `NO_RULE`.
+def layout_rule(training: TrainingGraph) -> UsualLayouts:
+    """Return the layouts that a plan must not change; `NO_RULE` if none can.
+
+    They are the layouts without a plan, ANY_LAYOUT for a read whose layout does not matter.
 
     Parameters
     ----------
@@ -59,37 +46,25 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
     """
     if not any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
         return NO_RULE
-    t, step = training.arrays, training.unmarked
-    layouts = find_layouts(training)
-    output_layout, read_layout, place = compiled.follow_layouts(t, layouts, step)
-    matters = find_mattering(training, layouts, step)
-    if not _may_change(training, layouts, step, read_layout, matters):
+    t, usual = training.arrays, find_usual_layouts(training)
+    if not _may_change(training, usual):
         return NO_RULE
-    wanted = np.where(layouts.shows, read_layout, ANY_LAYOUT)
+    read, written = usual.read.copy(), usual.written.copy()
+    place, matters = usual.place.copy(), usual.matters.copy()
+    read[~usual.facts.shows] = ANY_LAYOUT
     reads, outputs = int(t.read_start[t.forward_nodes]), int(t.output_start[t.forward_nodes])
-    for array, count in (
-        (wanted, reads),
-        (output_layout, outputs),
-        (place, outputs),
-        (matters, outputs),
-    ):
+    for array, count in ((read, reads), (written, outputs), (place, outputs), (matters, outputs)):
         array[count : 2 * count] = array[:count]  # a copy must have the layouts of its node
-    return LayoutRule(True, layouts, wanted, output_layout, place, matters)
+    return UsualLayouts(usual.facts, written, read, place, matters)
 
 
-def _may_change(
-    training: TrainingGraph,
-    layouts: LayoutArrays,
-    step: Step,
-    read_layout: Int64s,
-    matters: Bools,
-) -> bool:
+def _may_change(training: TrainingGraph, usual: UsualLayouts) -> bool:
     """Return whether a layout that matters depends on which operators run in place."""
-    t = training.arrays
-    shown = np.bincount(step.entry[layouts.shows & (read_layout >= 0)], minlength=len(matters))
+    t, step, layouts, matters = training.arrays, training.unmarked, usual.facts, usual.matters
+    shown = np.bincount(step.entry[layouts.shows & (usual.read >= 0)], minlength=len(matters))
     for row in step.order.tolist():
         first, last = int(t.read_start[row]), int(t.read_start[row + 1])
-        inputs = read_layout[first:last]
+        inputs = usual.read[first:last]
         if not inputs.any():
             continue
         if layouts.adding[row]:

@@ -2,8 +2,7 @@
 
 /* The nodes of a mask that the rules keep. apply_rules gives its memory back. */
 typedef struct {
-    const GraphArrays *t;
-    const GradientArrays *facts;
+    const RuleArrays *r;
     const bool *mask;
     bool *kept;
     bool any;
@@ -16,11 +15,11 @@ static void keep(Keeping *k, int64_t node)
 }
 
 /* Keeps nodes by rules 3 and 4, for this step: keeping them may leave others without a reader. */
-static void keep_unread(Memory *memory, Keeping *k, const RuleArrays *r, const Step *step)
+static void keep_unread(Memory *memory, Keeping *k, const Step *step)
 {
-    const GraphArrays *t = k->t;
-    const GradientArrays *f = k->facts;
-    const bool *held = f->held.at, *own_output = f->own_output.at;
+    const RuleArrays *r = k->r;
+    const GraphArrays *t = &r->arrays;
+    const bool *held = r->held.at, *own_output = r->own_output.at;
     int64_t n = t->forward_nodes;
     bool *copied = ZEROS(memory, bool, n);
     for (int64_t i = 0; i < step->order.count; i++) {
@@ -38,13 +37,13 @@ static void keep_unread(Memory *memory, Keeping *k, const RuleArrays *r, const S
             continue;
         tied[x] = own_output[x];
         /* A gradient of zeros does not depend on other gradients. */
-        int32_t stop = f->any_gradient.at[x] ? f->read_start.at[x + 1] : 0;
-        for (int32_t q = f->read_start.at[x]; q < stop && !tied[x]; q++) {
-            int32_t j = f->read.at[q];
-            int64_t c = f->reader.at[j];
-            tied[x] = copied[c] && f->passes.at[j] && (held[j] || own_output[c] || tied[c]);
+        int32_t stop = r->any_gradient.at[x] ? r->used_start.at[x + 1] : 0;
+        for (int32_t q = r->used_start.at[x]; q < stop && !tied[x]; q++) {
+            int32_t j = r->used_by.at[q];
+            int64_t c = r->reader.at[j];
+            tied[x] = copied[c] && r->passes.at[j] && (held[j] || own_output[c] || tied[c]);
         }
-        if (!f->follows.at[x] || tied[x])
+        if (!r->follows.at[x] || tied[x])
             continue;
         for (int32_t j = t->read_start.at[x]; j < t->read_start.at[x + 1]; j++)
             if (copied[t->read_row.at[j]] && !held[j])
@@ -55,13 +54,13 @@ static void keep_unread(Memory *memory, Keeping *k, const RuleArrays *r, const S
 /* Keeps the node of a forward row or of a copy, and its readers. */
 static void keep_around(Keeping *k, int64_t row)
 {
-    const GradientArrays *facts = k->facts;
-    if (row >= 2 * k->t->forward_nodes)
+    const RuleArrays *r = k->r;
+    if (row >= 2 * r->arrays.forward_nodes)
         return;
-    int64_t x = row % k->t->forward_nodes;
+    int64_t x = row % r->arrays.forward_nodes;
     keep(k, x);
-    for (int32_t q = facts->read_start.at[x]; q < facts->read_start.at[x + 1]; q++)
-        keep(k, facts->reader.at[facts->read.at[q]]);
+    for (int32_t q = r->used_start.at[x]; q < r->used_start.at[x + 1]; q++)
+        keep(k, r->reader.at[r->used_by.at[q]]);
 }
 
 /* Keeps one operator whose gradient reads the input ``place`` that a row overwrites. That input
@@ -69,16 +68,16 @@ static void keep_around(Keeping *k, int64_t row)
  * nodes around the row and its inputs. */
 static void keep_holder(Keeping *k, int64_t row, int64_t place)
 {
-    const GradientArrays *facts = k->facts;
-    const int32_t *read_row = k->t->read_row.at;
-    int32_t first = k->t->read_start.at[row], last = k->t->read_start.at[row + 1];
-    int64_t n = k->t->forward_nodes, holder = -1;
+    const RuleArrays *r = k->r;
+    const int32_t *read_row = k->r->arrays.read_row.at;
+    int32_t first = k->r->arrays.read_start.at[row], last = k->r->arrays.read_start.at[row + 1];
+    int64_t n = k->r->arrays.forward_nodes, holder = -1;
     if (place >= 0 && row < 2 * n) {
         int64_t x = read_row[first + place] % n;
-        for (int32_t q = facts->read_start.at[x]; q < facts->read_start.at[x + 1]; q++) {
-            int32_t j = facts->read.at[q];
-            int64_t reader = facts->reader.at[j];
-            if (facts->held.at[j] && k->mask[reader] && holder != row % n)
+        for (int32_t q = r->used_start.at[x]; q < r->used_start.at[x + 1]; q++) {
+            int32_t j = r->used_by.at[q];
+            int64_t reader = r->reader.at[j];
+            if (r->held.at[j] && k->mask[reader] && holder != row % n)
                 holder = reader == row % n ? reader : max(holder, reader);
         }
     }
@@ -92,25 +91,25 @@ static void keep_holder(Keeping *k, int64_t row, int64_t place)
 }
 
 /* Keeps nodes by rule 5: some of those around a layout that differs from that without a plan. */
-static void keep_layouts(
-    Memory *memory, Keeping *k, const LayoutRule *rule, Bools mask, const Step *step)
+static void keep_layouts(Memory *memory, Keeping *k, Bools mask, const Step *step)
 {
-    const GraphArrays *t = k->t;
+    const UsualLayouts *usual = &k->r->layouts;
+    const GraphArrays *t = &k->r->arrays;
     Int64s output_layout, read_layout;
     Int32s order = step->order, place;
-    follow_layouts(memory, t, &rule->layouts, step, &output_layout, &read_layout, &place);
+    follow_layouts(memory, t, &usual->facts, step, &output_layout, &read_layout, &place);
     bool *differs = NEW(memory, bool, read_layout.count);
     bool any_differs = false;
     for (int64_t j = 0; j < read_layout.count; j++) {
-        int64_t now = read_layout.at[j], usual = rule->read_layout.at[j];
-        differs[j] = now >= 0 && usual >= 0 && now != usual;
+        int64_t now = read_layout.at[j], before = usual->read.at[j];
+        differs[j] = now >= 0 && before >= 0 && now != before;
         any_differs |= differs[j];
     }
     /* A row must overwrite blocks and cannot, because a recomputed row reads them later. */
     for (int64_t i = 0; i < order.count; i++) {
         int32_t row = order.at[i], out = t->output_start.at[row], j = t->read_start.at[row];
-        if (rule->layouts.code.at[out] == IN_PLACE && place.at[out] == NOT_IN_PLACE &&
-            rule->place.at[out] != NOT_IN_PLACE && read_layout.at[j] != PLAIN) {
+        if (usual->facts.code.at[out] == IN_PLACE && place.at[out] == NOT_IN_PLACE &&
+            usual->place.at[out] != NOT_IN_PLACE && read_layout.at[j] != PLAIN) {
             keep_around(k, row);
             keep_around(k, t->read_row.at[j]);
         }
@@ -120,8 +119,8 @@ static void keep_layouts(
     for (int64_t i = 0; i < order.count; i++) {
         int32_t row = order.at[i];
         for (int32_t out = t->output_start.at[row]; out < t->output_start.at[row + 1]; out++) {
-            bool is_other = output_layout.at[out] != rule->output_layout.at[out];
-            if (is_other && place.at[out] != rule->place.at[out] && rule->matters.at[out] &&
+            bool is_other = output_layout.at[out] != usual->written.at[out];
+            if (is_other && place.at[out] != usual->place.at[out] && usual->matters.at[out] &&
                 step->reads.at[out])
                 keep_holder(k, row, place.at[out]);
         }
@@ -190,10 +189,10 @@ void apply_rules(Memory *memory, const RuleArrays *r, Bools mask, Step *step)
         share(r, mask);
         find_step(memory, &r->arrays, mask, step);
         Memory ordered = *memory;
-        Keeping k = {&r->arrays, &r->facts, mask.at, ZEROS(memory, bool, n), false};
-        keep_unread(memory, &k, r, step);
-        if (!k.any && r->layouts.active)
-            keep_layouts(memory, &k, &r->layouts, mask, step);
+        Keeping k = {r, mask.at, ZEROS(memory, bool, n), false};
+        keep_unread(memory, &k, step);
+        if (!k.any && r->layouts.read.count)
+            keep_layouts(memory, &k, mask, step);
         for (int64_t i = 0; i < n; i++)
             mask.at[i] &= !k.kept[i];
         give_back(memory, k.any ? then : ordered);

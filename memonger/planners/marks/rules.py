@@ -23,7 +23,7 @@ from typing import Iterable, Sequence
 
 import numpy as np
 
-from memonger.costs.layouts import find_wrong_poolings
+from memonger.costs.layouts import UsualLayouts, find_wrong_poolings
 from memonger.costs.pool import pool
 from memonger.costs.usage import Usage
 from memonger.graph.arrays import GraphArrays
@@ -44,7 +44,7 @@ from memonger.graph.operators.recompute import (
     why_refused,
 )
 from memonger.graph.training import Differentiation, TrainingGraph
-from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule
+from memonger.planners.marks.layout_rule import NO_RULE, layout_rule
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import Struct, compiled
@@ -119,7 +119,7 @@ class Rules:
     @property
     def watches_layouts(self) -> bool:
         """Whether the layout rule applies to plans of the network."""
-        return any(arrays.layouts.active for arrays in self.arrays)
+        return any(len(arrays.layouts.read) for arrays in self.arrays)
 
     @property
     def slowness(self) -> int:
@@ -140,24 +140,28 @@ class Rules:
             reasons.update(dict.fromkeys(find_wrong_poolings(first), text))
         return reasons
 
-    def _arrays(self, training: TrainingGraph, layouts: LayoutRule, tolerant: Bools) -> RuleArrays:
+    def _arrays(
+        self, training: TrainingGraph, layouts: UsualLayouts, tolerant: Bools
+    ) -> RuleArrays:
         t, facts = training.arrays, training.facts
         n, read_start = t.forward_nodes, t.read_start
         reader = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
         place = np.arange(len(reader)) - read_start[reader]
         start, read = compiled.group_by_key(t.read_row[: len(reader)], n)
+        of_nodes = [(f.own_output, f.follows, bool(f.passes)) for f in facts]
+        own_output, follows, any_gradient = np.array(of_nodes, dtype=np.bool_).T.copy()
+        of_reads = [(k in facts[x].passes, k in facts[x].inputs) for x, k in zip(reader, place)]
+        passes, held = np.array(of_reads, dtype=np.bool_).reshape(-1, 2).T.copy()
         return RuleArrays(
             arrays=t,
-            facts=GradientArrays(
-                own_output=np.array([f.own_output for f in facts], dtype=np.bool_),
-                follows=np.array([f.follows for f in facts], dtype=np.bool_),
-                any_gradient=np.array([bool(f.passes) for f in facts], dtype=np.bool_),
-                read_start=start,
-                read=read,
-                reader=reader,
-                passes=np.array([k in facts[x].passes for x, k in zip(reader, place)], np.bool_),
-                held=np.array([k in facts[x].inputs for x, k in zip(reader, place)], np.bool_),
-            ),
+            own_output=own_output,
+            follows=follows,
+            any_gradient=any_gradient,
+            used_start=start,
+            used_by=read,
+            reader=reader,
+            passes=passes,
+            held=held,
             recomputable=self.recomputable,
             tolerant=tolerant,
             fusion=GPU_FUSION in self.targets,
@@ -221,29 +225,23 @@ class Rules:
                 return mask
 
 
-class GradientArrays(Struct):
-    """`GradientFacts` as arrays."""
-
-    own_output: Bools
-    follows: Bools
-    any_gradient: Bools
-    read_start: Int32s
-    read: Int32s
-    reader: Int64s
-    passes: Bools
-    held: Bools
-
-
 class RuleArrays(Struct):
     """The rules for one training graph."""
 
     arrays: GraphArrays
-    facts: GradientArrays
+    own_output: Bools
+    follows: Bools
+    any_gradient: Bools
+    used_start: Int32s
+    used_by: Int32s
+    reader: Int64s
+    passes: Bools
+    held: Bools
     recomputable: Bools
     tolerant: Bools
     fusion: bool
     same: Int64s
-    layouts: LayoutRule
+    layouts: UsualLayouts
 
 
 def refuse(graph: ForwardGraph) -> None:

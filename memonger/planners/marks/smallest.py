@@ -115,6 +115,6 @@ def price_plan(plain: Rules, seconds: Doubles, plan: MarkPlan, origin: str) -> C
     """
     plan, rules, mask = drop_unused_identities(plain, plan)
     usage, n = rules.plan_memory(mask), len(mask)
-    runs_again = np.isin(np.arange(n, 2 * n), usage.order)[rules.insertion.new_index]
+    runs_again = np.isin(np.arange(n, 2 * n), usage.ran.order)[rules.insertion.new_index]
     added = float(seconds[runs_again].sum())
     return Candidate(plan, usage.planned_bytes, added, origin)
