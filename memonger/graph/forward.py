@@ -16,7 +16,7 @@ import numpy as np
 
 from memonger.graph.operators import recompute
 from memonger.graph.operators.tensors import DENSE, Attributes, Tensor, Tensors
-from memonger.support.types import Bools
+from memonger.support.types import Bools, Int64s
 
 Entry = Tuple[int, int]  # a node of a graph, and which of its outputs
 RowEntry = Tuple[int, int]  # a row of a training step, and which of its outputs
@@ -169,14 +169,12 @@ class Insertion(NamedTuple):
     new_index: list[int]  # old node -> its index in the network with the identities
     behind: dict[int, list[Node]]  # old node -> the nodes inserted behind it, the identity last
     node_count: int  # of the network with the identities
+    saved: Int64s  # (identities,): the new index of the node of each
+    places: Int64s  # (identities,): the index of each
 
     def entry(self, a: int, b: int) -> Entry:
         """Return the new entry for readers of (a, b): the identity of the node, if it has one."""
         return self.new_index[a] + (len(self.behind.get(a, ())) if b == 0 else 0), b
-
-    def index_of(self, identity: SavedIdentity) -> int:
-        """Return the index of an identity."""
-        return self.new_index[identity.node] + identity.offset
 
     def extend(self, mask: Bools) -> Bools:
         """Return the recomputed nodes of the network with the identities.
@@ -193,14 +191,14 @@ class Insertion(NamedTuple):
         """
         extended = np.zeros(self.node_count, dtype=np.bool_)
         extended[self.new_index] = mask
-        extended[[self.index_of(k) - 1 for k in self.identities if k.tied_dtype]] = True
+        is_tied = [bool(k.tied_dtype) for k in self.identities]
+        extended[self.places[is_tied] - 1] = True
         return extended
 
     def find_used(self, extended: Bools) -> tuple[SavedIdentity, ...]:
         """Return the identities that a plan saves, of nodes that it recomputes."""
-        recomputed = extended[self.new_index]
-        identities = (k for k in self.identities if not extended[self.index_of(k)])
-        return tuple(k for k in identities if recomputed[k.node])
+        used = np.flatnonzero(extended[self.saved] & ~extended[self.places])
+        return tuple([self.identities[k] for k in used.tolist()])
 
 
 def insert_identities(names: Sequence[str], identities: Iterable[SavedIdentity] = ()) -> Insertion:
@@ -234,7 +232,9 @@ def insert_identities(names: Sequence[str], identities: Iterable[SavedIdentity] 
             add(new, name, op, {}, *inputs)
             index += len(new)
         index += 1
-    return Insertion(identities, new_index, behind, index)
+    saved = np.array([new_index[k.node] for k in identities], dtype=np.int64)
+    places = saved + np.array([k.offset for k in identities], dtype=np.int64)
+    return Insertion(identities, new_index, behind, index, saved, places)
 
 
 def with_identities(
@@ -244,9 +244,10 @@ def with_identities(
     insertion = insert_identities([node.name for node in graph.nodes], identities)
     new_index = insertion.new_index
     rows: list[tuple[Node, Tensors, tuple[str, ...]]] = []
-    for i, (node, tensors) in enumerate(zip(graph.nodes, graph.tensors)):
-        inputs = tuple([insertion.entry(a, b) for a, b in node.inputs])
-        node = node._replace(inputs=inputs, deps=tuple([new_index[d] for d in node.deps]))
+    for i, (old, tensors) in enumerate(zip(graph.nodes, graph.tensors)):
+        inputs = tuple([insertion.entry(a, b) for a, b in old.inputs])
+        deps = tuple([new_index[d] for d in old.deps])
+        node = Node(old.name, old.op, old.attrs, old.hidden, inputs, deps, old.subgraphs)
         rows.append((node, tensors, graph.output_names[i]))
         for new in insertion.behind.get(i, ()):
             tensor = tensors[0] if new.inputs else Tensor((1,), new.attrs["dtype"])

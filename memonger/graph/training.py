@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -31,7 +32,7 @@ from memonger.graph.arrays import (
 from memonger.graph.forward import Entry, ForwardGraph, no_collection
 from memonger.graph.operators import gradients
 from memonger.graph.operators.gradients import ZEROS, GradientFacts, Operator, OperatorGradient
-from memonger.graph.operators.tensors import DENSE, Attributes, Tensors
+from memonger.graph.operators.tensors import DENSE, Attributes
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 from memonger.support.mxnet import Settings
@@ -152,15 +153,17 @@ def merged_nodes(graph: ForwardGraph) -> list[int]:
 
     As ``src/executor/eliminate_common_expr_pass.cc`` merges common subexpressions.
     """
-    same = list(range(len(graph.nodes)))
-    first: dict[object, int] = {}
-    for i, node in enumerate(graph.nodes):
-        if node.inputs:
-            inputs = tuple([(same[a], b) for a, b in node.inputs])
-            attrs = frozenset(node.attrs.items()), frozenset(node.hidden.items())
-            twin = first.setdefault((node.op, inputs, *attrs), i)
-            if twin != i and gradients.merges(_operator(graph, i)):
-                same[i] = twin
+    same, nodes = list(range(len(graph.nodes))), graph.nodes
+    alike: dict[object, list[int]] = {}  # nodes of one operator with the same inputs
+    for i, node in enumerate(nodes):
+        if not node.inputs:
+            continue
+        others = alike.setdefault((node.op, tuple([(same[a], b) for a, b in node.inputs])), [])
+        twins = [k for k in others if nodes[k][2:4] == (node.attrs, node.hidden)]
+        if not twins:
+            others.append(i)
+        elif gradients.merges(_operator(graph, i)):
+            same[i] = twins[0]
     return same
 
 
@@ -200,9 +203,8 @@ class Differentiation:
         inputs = [[(same[a], b) for a, b in node.inputs] for node in graph.nodes]
         self.reads: list[Reads] = [[(a, b, ORIGINAL) for a, b in entries] for entries in inputs]
         self.reads += [[(a, b, x) for a, b in entries] for x, entries in enumerate(inputs)]
-        # (row, owner)
-        self.waits = [[(same[d], ORIGINAL) for d in node.deps] for node in graph.nodes]
-        self.waits += [[] for _ in graph.nodes]
+        #: Control dependencies: a row, the row for which it waits, and the owner of that.
+        self.waits = [(i, same[d], ORIGINAL) for i, k in enumerate(graph.nodes) for d in k.deps]
         self.origin = [*range(n), *range(n)]
         self.gradient_of: dict[int, Entry] = {}
         self.terms: dict[Entry, list[Read]] = {}  # the terms of an entry's gradient so far
@@ -217,15 +219,24 @@ class Differentiation:
             self.terms[head] = [self._add_part(HEAD_COPY, f"{name}_id", {}, reads, head)]
         order = self._merged_order() if merged_heads else range(n)
         run = [x for x in order if self.reads[x] and (same[x] == x or x in merged_heads)]
-        self.operators = {x: _operator(graph, x) for x in run}
-        gradients.find_gradients(dict.fromkeys(self.operators.values()))
-        for x in reversed(run):
-            self._add_gradient(x)
+        operators = [_operator(graph, x) for x in run]
+        kinds = {operator: kind for kind, operator in enumerate(dict.fromkeys(operators))}
+        gradients.find_gradients(kinds)
+        #: Number of an operator, and whether the gradients of its outputs are zero -> its gradient.
+        self.observed: dict[tuple[int, bool], OperatorGradient] = {}
+        self.is_sparse = bool(graph.sparse)  # whether MXNet stores any tensor otherwise than dense
+        #: Gradient node (its id), and whether it is dense for sure -> the number of its signature.
+        self.numbers_of: dict[tuple[int, bool], int] = {}
+        for x, operator in zip(reversed(run), reversed(operators)):
+            self._add_gradient(x, operator, kinds[operator])
+        self.read_columns = arrays.join_columns(self.reads, 3)
 
     def _merged_order(self) -> list[int]:
         """Return the merged forward nodes in execution order (depth first from the outputs)."""
-        links = zip(self.reads[: self.n], self.waits)
-        start, before = arrays.join_columns([[k[0] for k in (*r, *w)] for r, w in links], 1)
+        links = [[a for a, *_ in reads] for reads in self.reads[: self.n]]
+        for i, source, _ in self.waits:
+            links[i].append(source)
+        start, before = arrays.join_columns(links, 1)
         heads = np.array([a for a, _ in self.graph.heads], dtype=np.int32)
         order: list[int] = compiled.walk(0, start, before, before, heads, heads)[0].tolist()
         return order
@@ -233,8 +244,8 @@ class Differentiation:
     def _copy(self) -> Differentiation:
         """Copy what `respect_to` changes."""
         other = copy.copy(self)
-        other.names, other.numbers, other.reads = [*self.names], [*self.numbers], [*self.reads]
-        other.waits, other.origin = [[*waits] for waits in self.waits], [*self.origin]
+        other.names, other.numbers, other.reads = [*self.names], [*self.numbers], []
+        other.waits, other.origin = [*self.waits], [*self.origin]
         other.signatures = arrays.Signatures(self.signatures.all, self.signatures.inexact)
         other.sums, other.gradient_of = dict(self.sums), dict(self.gradient_of)
         return other
@@ -252,9 +263,14 @@ class Differentiation:
             seen.add(read)
             heads.append(read)
         rows = len(own.names)
-        read_start, read_row, read_output, read_owner = arrays.join_columns(own.reads, 3)
+        # Only the rows that this has added are joined here.
+        starts, *columns = zip(own.read_columns, arrays.join_columns(own.reads, 3))
+        read_start = np.append(starts[0], starts[0][-1] + starts[1][1:])
+        read_row, read_output, read_owner = map(np.concatenate, columns)
         _, head_row, head_output, head_owner = arrays.join_columns([heads], 3)
-        wait_start, wait_row, wait_owner = arrays.join_columns(own.waits, 2)
+        waits = sorted(own.waits, key=itemgetter(0))
+        waiting, wait_row, wait_owner = np.array(waits, dtype=np.int32).reshape(-1, 3).T.copy()
+        wait_start = arrays.find_starts(np.bincount(waiting, minlength=rows))
         unordered = arrays.row_arrays(
             own.signatures.all,
             np.array(own.numbers, dtype=np.int32),
@@ -283,18 +299,15 @@ class Differentiation:
             same=tuple(own.same),
             inexact=tuple(sorted({*own.signatures.inexact, *own.unobserved.values()})),
             wanted=wanted,
-            waits=tuple([(r, wait) for r in range(2 * own.n, rows) for wait, _ in own.waits[r]]),
+            waits=tuple([(row, source) for row, source, _ in waits if row >= 2 * own.n]),
             unobserved=own.unobserved,
         )
 
-    def _add(
-        self, op: str, name: str, attrs: Attributes, reads: Reads, like: Tensors, origin: int
-    ) -> Read:
-        """Add a gradient row with outputs ``like`` these tensors; return a read of output 0."""
+    def _add(self, number: int, name: str, reads: Reads, origin: int) -> Read:
+        """Add a gradient row with the signature of this number; return a read of output 0."""
         self.names.append(name)
-        self.numbers.append(self.signatures(op, attrs, len(reads), like))
+        self.numbers.append(number)
         self.reads.append(reads)
-        self.waits.append([])
         self.origin.append(origin)
         return len(self.names) - 1, 0, ORIGINAL
 
@@ -310,7 +323,7 @@ class Differentiation:
         """Add a row that belongs to no operator, but to the gradient of this tensor."""
         tensor = self.graph.tensors[entry[0]][entry[1]]
         like = (tensor if stype is None else tensor._replace(stype=stype),)
-        read = self._add(op, name, attrs, reads, like, NO_NODE)
+        read = self._add(self.signatures(op, attrs, len(reads), like), name, reads, NO_NODE)
         self.gradient_of[read[0]] = entry
         return read
 
@@ -334,7 +347,7 @@ class Differentiation:
                 if previous[0] != term[0]:  # MXNet makes each term wait for the sum before it
                     if term[0] < 2 * self.n:
                         self.signatures.inexact.add("a gradient is a result of the forward pass")
-                    self.waits[term[0]].append((total[0], total[2]))
+                    self.waits.append((term[0], total[0], total[2]))
                 total = self._add_part("_grad_add", f"sum_grad_{k}", {}, (total, term), entry)
             total = self._add_part("_copy", "sum_grad_final", {}, [total], entry)
         self.sums[entry] = total
@@ -348,14 +361,17 @@ class Differentiation:
     def _is_zero(self, read: Read) -> bool:
         return self.signatures.all[self.numbers[read[0]]].op in ZEROS
 
-    def _add_gradient(self, x: int) -> None:
+    def _add_gradient(self, x: int, operator: Operator, kind: int) -> None:
         """Add the gradient rows of operator x, and their results to the terms of its inputs."""
         terms = [self.terms.get((x, k), ()) for k in range(len(self.graph.output_names[x]))]
         zero_heads = all(met and self._is_zero(self._sum((x, k))) for k, met in enumerate(terms))
-        gradient = self.gradients[x] = self._observe(x, zero_heads)
+        gradient = self.observed.get((kind, zero_heads)) or self._observe(
+            x, operator, kind, zero_heads
+        )
+        self.gradients[x] = gradient
         self.facts[x] = gradient.facts._replace(summed=max(map(len, terms)))
-        pairs = [(tensor, met) for tensor, met in zip(self.graph.tensors[x], terms) if met]
-        from_dense = any(tensor.stype != self._stype(met) for tensor, met in pairs)
+        pairs = [*zip(self.graph.tensors[x], terms)] if self.is_sparse else []
+        from_dense = any(met and tensor.stype != self._stype(met) for tensor, met in pairs)
         inputs = self.reads[self.n + x]
         rows: list[int] = []  # gradient node -> its row
 
@@ -370,21 +386,29 @@ class Differentiation:
         for node in gradient.nodes:
             name = node.name_of(self.names[x])
             reads = [read(r) for r in node.inputs]  # may add the sums that it reads
-            tensors = node.tensors
-            if from_dense:  # a dense gradient of a sparse output makes the other gradients dense
-                tensors = tuple([tensor._replace(stype=DENSE) for tensor in tensors])
-            row = self._add(node.op, name, node.attrs, reads, tensors, x)[0]
-            self.waits[row] += [(x, x) if d is None else (rows[d], ORIGINAL) for d in node.deps]
+            number = self.numbers_of.get((id(node), from_dense))
+            if number is None:
+                tensors = node.tensors
+                if from_dense:  # a dense gradient of a sparse output makes the others dense
+                    tensors = tuple([tensor._replace(stype=DENSE) for tensor in tensors])
+                number = self.signatures(node.op, node.attrs, len(reads), tensors)
+                self.numbers_of[id(node), from_dense] = number
+            row = self._add(number, name, reads, x)[0]
+            for d in node.deps:
+                self.waits.append((row, x, x) if d is None else (row, rows[d], ORIGINAL))
             rows.append(row)
         for (a, b, _), result in zip(inputs, gradient.gradients):
             if result is not None:
                 self.terms.setdefault((a, b), []).append(read(result))
 
-    def _observe(self, x: int, zero_heads: bool) -> OperatorGradient:
+    def _observe(self, x: int, operator: Operator, kind: int, zero_heads: bool) -> OperatorGradient:
         """Return the gradient of operator x, or a stand-in if it cannot be observed."""
         node = self.graph.nodes[x]
         try:
-            return gradients.gradient_of(self.operators[x], zero_heads)
+            gradient = gradients.gradient_of(operator, zero_heads)
+            stypes = {tensor.stype for node in gradient.nodes for tensor in node.tensors}
+            self.is_sparse |= not stypes <= {DENSE}
+            return self.observed.setdefault((kind, zero_heads), gradient)
         except gradients.NotDifferentiable:
             raise MemongerError(
                 f"node {node.name!r}: MXNet has no gradient for the operator {node.op}; put "

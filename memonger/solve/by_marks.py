@@ -111,8 +111,9 @@ def write_original(facts: Facts, threshold: int) -> tuple[chen2016.Trial, Symbol
     The plan that is returned is that before ``until`` and the rules.
     """
     refuse_marks(facts)
-    original = chen2016.mirror_plan(facts.graph, facts.hints, threshold)
-    bare, rules = original.mask.copy(), facts.rules
+    results = chen2016.list_results(facts.graph, facts.hints)
+    original, rules = chen2016.mirror_plan(results, threshold), facts.rules
+    bare = original.mask.copy()
     bare[facts.kept] = False
     mask = rules.apply(bare)
     cost, ruled_cost = (rules.plan_memory(m).planned_bytes // MB for m in (bare, mask))

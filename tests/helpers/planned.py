@@ -151,7 +151,7 @@ def rules_of(symbol: Any, shapes: Any, targets: Any = ANYWHERE, type_dict: Any =
 def cut_as_original(symbol: Any, shapes: Any, threshold: int) -> Any:
     """Return the original's plan for a threshold in MB, without any rule."""
     graph = forward(symbol, shapes)
-    trial = chen2016.mirror_plan(graph, marks.read_hints(graph), threshold)
+    trial = chen2016.mirror_plan(chen2016.list_results(graph, marks.read_hints(graph)), threshold)
     return marks.write(symbol, trial.mask)
 
 

@@ -86,7 +86,8 @@ class BackwardNode(NamedTuple):
 
     def name_of(self, operator: str) -> str:
         """Return MXNet's name of this node if the operator is named ``operator``."""
-        return re.sub(f"^{FORWARD}(?=_|$)", lambda _: operator, self.name)
+        first, *rest = self.name.split("_", 1)
+        return "_".join([operator, *rest]) if first == FORWARD else self.name
 
 
 class GradientFacts(NamedTuple):

@@ -32,8 +32,16 @@ class Trial(NamedTuple):
     max_size: int  # bytes of the largest segment between two saved results
 
 
-def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -> Trial:
-    """Save each result with a hint if more than ``threshold`` MB have accumulated before it.
+class Results(NamedTuple):
+    """The results of a network, as the original planner sees them."""
+
+    recomputable: Bools  # (nodes,): whether a node has a result that may be recomputed
+    #: Of each result with a hint its node, its bytes, those of all results up to it, and the hint.
+    hinted: list[tuple[int, int, int, str]]
+
+
+def list_results(graph: ForwardGraph, hints: Mapping[int, str]) -> Results:
+    """List the results of a network.
 
     Parameters
     ----------
@@ -42,6 +50,31 @@ def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -
     hints : mapping
         Node -> its ``mirror_stage``: 'True' for a cut at this node alone, any other label for one
         cut at all neighbouring nodes of that label.
+
+    Returns
+    -------
+    Results
+    """
+    results, total = Results(np.zeros(len(graph.nodes), dtype=np.bool_), []), 0
+    for i, node in enumerate(graph.nodes):
+        for name, tensor in zip(graph.output_names[i], graph.tensors[i]):
+            if name != "data" and name.endswith(PARAMETER_ENDINGS):
+                continue
+            size = 4 * tensor.elements
+            total += size
+            results.recomputable[i] = not node.is_variable and node.op not in UNTOUCHED
+            if i in hints:
+                results.hinted.append((i, size, total, hints[i]))
+    return results
+
+
+def mirror_plan(results: Results, threshold: int) -> Trial:
+    """Save each result with a hint if more than ``threshold`` MB have accumulated before it.
+
+    Parameters
+    ----------
+    results : Results
+        The results of the network.
     threshold : int
         MiB.
 
@@ -49,30 +82,21 @@ def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -
     -------
     Trial
     """
-    mask = np.zeros(len(graph.nodes), dtype=np.bool_)
-    local_size = save_size = max_size = 0
+    mask, start, save_size, max_size = results.recomputable.copy(), 0, 0, 0
     last_stage, is_saved = "", False
-    for i, node in enumerate(graph.nodes):
-        for name, tensor in zip(graph.output_names[i], graph.tensors[i]):
-            if name != "data" and name.endswith(PARAMETER_ENDINGS):
-                continue
-            size = 4 * tensor.elements
-            local_size += size
-            mask[i] = not node.is_variable and node.op not in UNTOUCHED
-            hint = hints.get(i)
-            if hint is None:
-                continue
-            if hint == "True" or hint != last_stage:
-                is_saved = local_size > threshold * MB
-                if is_saved:
-                    save_size += size
-                    max_size = max(max_size, local_size)
-                    local_size = 0
-                    mask[i] = False
-                last_stage = hint
-            elif is_saved:
+    for i, size, total, hint in results.hinted:
+        mask[i] = results.recomputable[i]
+        if hint == "True" or hint != last_stage:
+            is_saved = total - start > threshold * MB
+            if is_saved:
                 save_size += size
+                max_size = max(max_size, total - start)
+                start = total
                 mask[i] = False
+            last_stage = hint
+        elif is_saved:
+            save_size += size
+            mask[i] = False
     return Trial(threshold, mask, save_size, max_size)
 
 
@@ -92,9 +116,9 @@ def search(graph: ForwardGraph, hints: Mapping[int, str], ntrial: int = 6) -> It
     ------
     Trial
     """
-    guess, local_sizes = 0, []
+    results, guess, local_sizes = list_results(graph, hints), 0, []
     for _ in range(3):
-        trial = mirror_plan(graph, hints, guess)
+        trial = mirror_plan(results, guess)
         yield trial
         local_sizes.append(trial.max_size // MB)
         guess = int(math.sqrt((trial.save_size // MB) * local_sizes[-1] / 2))
@@ -102,4 +126,4 @@ def search(graph: ForwardGraph, hints: Mapping[int, str], ntrial: int = 6) -> It
     step = int((guess * math.sqrt(2) - smallest) / ntrial)
     if step > 0:
         for k in range(1, ntrial + 1):
-            yield mirror_plan(graph, hints, smallest + k * step)
+            yield mirror_plan(results, smallest + k * step)

@@ -77,21 +77,21 @@ def cheap_cuts(graph: ForwardGraph, most: int, wanted: Collection[int] = ()) -> 
 
 
 def walk_over(
-    graph: ForwardGraph, cuts: Sequence[Cut], exponent: float, walks: int
-) -> Iterator[list[int]]:
-    """Choose cuts by `walk`, once for each of ``walks`` numbers of segments; yield their indices.
+    graph: ForwardGraph, cuts: Sequence[Cut], exponents: Sequence[float], walks: int
+) -> Iterator[list[list[int]]]:
+    """Choose cuts by `walk`, once for each of ``walks`` numbers of segments.
 
-    The bytes of results are raised to ``exponent``. MXNet's planner assigns whole blocks, so that
-    the number of live results matters as well as their bytes. A smaller exponent gives the number
-    more weight.
+    Yields for each exponent their indices, for each walk. The bytes of results are raised to the
+    exponent. MXNet's planner assigns whole blocks, so that the number of live results matters as
+    well as their bytes. A smaller exponent gives the number more weight.
     """
     results, after = _results(graph), [cut.after for cut in cuts]
     maker, _, _, nbytes = results
-    weights = nbytes.astype(np.float64) ** exponent
-    until = np.cumsum(np.bincount(maker, weights, len(graph.nodes)), dtype=np.float64)[after]
-    size = _alive(graph, results, weights)[after]
-    for segments in np.geomspace(2, max(3, len(cuts)), walks):
-        yield walk(until, size, segments)
+    for exponent in exponents:
+        weights = nbytes.astype(np.float64) ** exponent
+        until = np.cumsum(np.bincount(maker, weights, len(graph.nodes)), dtype=np.float64)[after]
+        size = _alive(graph, results, weights)[after]
+        yield [walk(until, size, k) for k in np.geomspace(2, max(3, len(cuts)), walks)]
 
 
 def walk(until: Doubles, size: Doubles, segments: float) -> list[int]:
@@ -103,7 +103,7 @@ def walk(until: Doubles, size: Doubles, segments: float) -> list[int]:
     Parameters
     ----------
     until, size : array of float64, (cuts,)
-        The total of all results before each cut, and of the results that it saves.
+        The total of all results before each cut, ascending, and of the results that it saves.
     segments : float
         The number of segments.
 
@@ -116,11 +116,12 @@ def walk(until: Doubles, size: Doubles, segments: float) -> list[int]:
     chosen: list[int] = []
     start = 0.0
     while True:
-        near = np.flatnonzero((until > start + budget / 2) & (until <= start + budget * 1.25))
-        if not len(near):
-            near = np.flatnonzero(until > start + budget)[:1]
-            if not len(near):
+        ends = start + budget / 2, start + budget * 1.25, start + budget
+        first, last, beyond = until.searchsorted(ends, "right").tolist()
+        if first == last:
+            first, last = beyond, beyond + 1
+            if beyond == len(until):
                 return chosen
-        waste = size[near] + np.abs(until[near] - start - budget) / 4
-        chosen.append(int(near[np.argmin(waste)]))
+        waste = size[first:last] + np.abs(until[first:last] - start - budget) / 4
+        chosen.append(first + int(waste.argmin()))
         start = float(until[chosen[-1]])

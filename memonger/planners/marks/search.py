@@ -132,14 +132,15 @@ class MarkSearch:
             self.cuts += [cut, cut._replace(entries=cut.entries[-1:])][: len(cut.entries)]
             newest.append(len(self.cuts) - 1)
         #: For each exponent the sets of cuts to start from, (cuts,) each.
-        self.starts = [
-            [
-                np.isin(np.arange(len(self.cuts)), np.array(kind)[chosen]).astype(np.int8)
-                for kind in (whole, newest)
-                for chosen in walk_over(plain.graph, cuts, exponent, effort.walks)
-            ]
-            for exponent in effort.exponents
-        ]
+        self.starts: list[list[Int8s]] = []
+        for walks in walk_over(plain.graph, cuts, effort.exponents, effort.walks):
+            starts: dict[bytes, Int8s] = {}
+            for kind in (whole, newest):
+                for chosen in walks:
+                    start = np.zeros(len(self.cuts), dtype=np.int8)
+                    start[[kind[k] for k in chosen]] = True
+                    starts[start.tobytes()] = start
+            self.starts.append([*starts.values()])
         count = insertion.node_count
         seconds_of_all = np.zeros(count)
         seconds_of_all[insertion.new_index] = seconds
@@ -152,8 +153,8 @@ class MarkSearch:
             np.cumsum([0] + [len(cut.keep) for cut in self.cuts]),
             np.array([i for cut in self.cuts for i in cut.keep], dtype=np.int64),
             rules.forced,
-            np.array([insertion.new_index[k.node] for k in identities], dtype=np.int64),
-            np.array([insertion.index_of(k) for k in identities], dtype=np.int64),
+            insertion.saved,
+            insertion.places,
             seconds_of_all,
         )
         unplanned = plain.plan_memory(np.zeros_like(plain.recomputable)).planned_bytes

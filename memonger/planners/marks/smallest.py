@@ -93,7 +93,7 @@ def smallest(
 def _original(hints: Mapping[int, str], rules: Rules, ntrial: int) -> Bools:
     """Return the recomputed nodes of the original's best plan, before the rules are applied."""
     if not hints:  # its plan does not depend on the threshold
-        return chen2016.mirror_plan(rules.graph, hints, 0).mask
+        return chen2016.mirror_plan(chen2016.list_results(rules.graph, hints), 0).mask
     masks = [trial.mask for trial in chen2016.search(rules.graph, hints, ntrial)]
     costs = [rules.plan_memory(rules.apply(mask)).planned_bytes for mask in masks]
     return masks[costs.index(min(costs))]  # the first of equal ones
