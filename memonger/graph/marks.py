@@ -30,6 +30,7 @@ from memonger.support.types import Bools, Json, Symbol
 
 FORCE = "__force_mirroring__"
 STAGE = "__mirror_stage__"
+_ENCODER = json.JSONEncoder(sort_keys=True)  # of records
 _REMOVED = -1  # the new index of an inserted node without inputs
 
 
@@ -83,7 +84,7 @@ def write(
             attrs = node.setdefault("attrs", {})
             # ``clear`` may have recorded marks of the user already; these are the values before.
             before = {**{key: attrs.get(key) for key in changes}, **_record(attrs)}
-            attrs.update(changes, **{RECORD: json.dumps(before, sort_keys=True)})
+            attrs.update(changes, **{RECORD: _ENCODER.encode(before)})
         node["inputs"] = [[*insertion.entry(a, b), *rest] for a, b, *rest in node["inputs"]]
         nodes.append(node)
         for new in insertion.behind.get(i, ()):
@@ -112,9 +113,9 @@ def make_inferable(
         Name -> shape of inputs.
     """
     identities = tuple(identities)
-    names = [node["name"] for node in read(symbol)["nodes"]]
-    nothing = np.zeros(len(names), dtype=np.bool_)
     while any(identity.unfused for identity in identities):
+        names = [node["name"] for node in read(symbol)["nodes"]]
+        nothing = np.zeros(len(names), dtype=np.bool_)
         try:
             write(symbol, nothing, (), identities).infer_shape(**shapes)
             break
@@ -152,12 +153,21 @@ def unplan(symbol: Symbol) -> Symbol:
     >>> memonger.unplan(planned).tojson() == net.tojson()
     True
     """
-    return remove_plan(check_symbol(symbol))
+    return _load(*_remove_plan(read(check_symbol(symbol))))
 
 
-def remove_plan(symbol: Symbol) -> Symbol:
-    """Do what `unplan` does, for a symbol that is checked."""
-    graph = read(symbol)
+def clear(symbol: Symbol) -> Symbol:
+    """Return a copy without a plan and without marks, which records the user's own marks."""
+    nodes, heads, new_index = _remove_plan(read(symbol))
+    for node in nodes:
+        attrs = node.get("attrs", {})
+        if FORCE in attrs and node["op"] not in UNTOUCHED:
+            attrs[RECORD] = json.dumps({FORCE: attrs.pop(FORCE)})
+    return _load(nodes, heads, new_index)
+
+
+def _remove_plan(graph: Json) -> tuple[list[Json], list[list[int]], list[int]]:
+    """Return the nodes and heads of a network without its plan, and the new indices of nodes."""
     nodes: list[Json] = []
     new_index: list[int] = []
     output_of: dict[int, int] = {}  # inserted node -> the output that it copies
@@ -181,7 +191,7 @@ def remove_plan(symbol: Symbol) -> Symbol:
         original = {k: v for k, v in attrs.items() if v is not None and k != RECORD}
         new_index.append(len(nodes))
         nodes.append({**node, "attrs": original} if original else node)
-    return _load(nodes, renumber(graph["heads"]), new_index)
+    return nodes, renumber(graph["heads"]), new_index
 
 
 def is_planned(symbol: Symbol) -> bool:
@@ -209,16 +219,6 @@ def list_fixed_gammas(symbol: Symbol) -> list[str]:
         if is_fixed and truth(attrs.get(FORCE)):
             names.append(nodes[node["inputs"][1][0]]["name"])
     return names
-
-
-def clear(symbol: Symbol) -> Symbol:
-    """Return a copy without marks, which records the user's own."""
-    graph = read(symbol)
-    for node in graph["nodes"]:
-        attrs = node.get("attrs", {})
-        if FORCE in attrs and node["op"] not in UNTOUCHED:
-            attrs[RECORD] = json.dumps({FORCE: attrs.pop(FORCE)})
-    return load_nodes(graph["nodes"], graph["heads"])
 
 
 def _load(nodes: list[Json], heads: list[list[int]], new_index: list[int]) -> Symbol:

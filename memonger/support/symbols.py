@@ -192,7 +192,9 @@ def _ask_arity(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Json], cou
         if not isinstance(value, str):
             raise MemongerError(f"{op}: attribute {key!r} must be a string, not {value!r}")
     try:
-        return ask(op, tuple(sorted(attrs.items())), json.dumps(subgraphs), count)
+        return ask(
+            op, tuple(sorted(attrs.items())), json.dumps(subgraphs) if subgraphs else "[]", count
+        )
     except (mx.MXNetError, UnicodeError) as error:
         reason = mxnet_message(error)
     if "Cannot find custom operator" in reason:

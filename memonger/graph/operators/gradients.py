@@ -243,6 +243,8 @@ def find_gradients(operators: Collection[Operator]) -> None:
     together = [operator for operator in operators if not operator.is_opaque | operator.is_sparse]
     is_np = mx.util.is_np_shape()
     new = [k for k in together if _gradients.get((k, False, is_np)) is None]
+    if not new:
+        return
     try:
         _find(new, False)
     except (NotDifferentiable, NotObservable, MemongerError):
