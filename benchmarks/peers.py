@@ -59,7 +59,7 @@ NETWORKS: dict[str, Callable[[], networks.Network]] = {
 def figures_of(plan: memonger.Plan, unplanned: Usage) -> dict[str, float]:
     """Return what a plan takes, as shares."""
     memory = predict(replace(plan.request, symbol=plan.symbol))
-    flops = memory.node_flops.astype(np.float64)
+    flops = memory.graph.flops.astype(np.float64)
     flops[[node.op not in PRODUCTS for node in memory.graph.nodes]] = 0
     return {
         "bytes": plan.pool_bytes,

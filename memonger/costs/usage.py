@@ -13,7 +13,6 @@ import numpy as np
 
 from memonger.costs.held import FROM_HEAP, NOTHING, Held, round_for_gpu
 from memonger.costs.layouts import count_copies
-from memonger.costs.time.flops import count_forward_flops
 from memonger.graph.arrays import FORWARD, RECOMPUTED, Step, find_owners
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.recompute import GPU
@@ -153,20 +152,15 @@ class Usage:
         return self.operators[self.ran.order[self.find_places(RECOMPUTED)]]
 
     @cached_property
-    def node_flops(self) -> Int64s:
-        """The FLOPs of each forward node."""
-        return count_forward_flops(self.graph)
-
-    @cached_property
     def forward_flops(self) -> float:
         """The FLOPs of the forward pass, at least 1."""
         run = self.operators[self.ran.order[self.find_places(FORWARD)]]
-        return max(1.0, float(self.node_flops[run].sum()))
+        return max(1.0, float(self.graph.flops[run].sum()))
 
     @property
     def recomputed_flops(self) -> float:
         """The FLOPs of recomputation, as a share of those of the forward pass."""
-        return float(self.node_flops[self.recomputed].sum() / self.forward_flops)
+        return float(self.graph.flops[self.recomputed].sum() / self.forward_flops)
 
     @cached_property
     def _lives(self) -> tuple[Int64s, Int64s, Int64s]:

@@ -15,6 +15,7 @@ from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from memonger.graph.operators import recompute
+from memonger.graph.operators.flops import count_flops
 from memonger.graph.operators.tensors import DENSE, Attributes, Tensor, Tensors
 from memonger.support.types import Bools, Int64s
 
@@ -83,6 +84,16 @@ class ForwardGraph:
         return frozenset((i, k) for i, k, tensor in entries if tensor.stype != DENSE)
 
     @functools.cached_property
+    def flops(self) -> Int64s:
+        """The FLOPs of each node in a forward pass, (nodes,)."""
+        counts = np.zeros(len(self.nodes), dtype=np.int64)
+        for i in self.operators:
+            node, outputs = self.nodes[i], [tensor.shape for tensor in self.shown_tensors(i)]
+            inputs = [self.tensors[a][b].shape for a, b in node.inputs]
+            counts[i] = count_flops(node.op, node.attrs, inputs, outputs)
+        return counts
+
+    @functools.cached_property
     def moved_states(self) -> frozenset[int]:
         """The auxiliary states that one operator updates and other operators read or update too."""
         readers = [a for i in self.operators for a in {a for a, _ in self.nodes[i].inputs}]
@@ -103,8 +114,8 @@ class ForwardGraph:
             outputs = [(i, k) for k in range(len(self.tensors[i]))]
             if not self.sparse.isdisjoint([*node.inputs, *outputs]):
                 return "it reads or makes a sparse array"
-        if reason is None and not recompute.moves_states(node.op, node.attrs):
-            if not self.moved_states.isdisjoint([a for a, _ in node.inputs]):
+        if reason is None and not self.moved_states.isdisjoint([a for a, _ in node.inputs]):
+            if not recompute.moves_states(node.op, node.attrs):
                 return "it reads an auxiliary state that another operator has updated by then"
         return reason
 

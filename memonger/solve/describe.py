@@ -102,7 +102,7 @@ def suggest_schedule(facts: Facts, pool_bytes: int) -> None:
 
 def describe_slowest(memory: Usage) -> str:
     """Describe the most work that is recomputed in one run, with no gradient in between."""
-    places, nodes, flops = memory.find_places(RECOMPUTED), memory.recomputed, memory.node_flops
+    places, nodes, flops = memory.find_places(RECOMPUTED), memory.recomputed, memory.graph.flops
     if not len(places):
         return ""
     phases = memory.step.phases[memory.ran.order]

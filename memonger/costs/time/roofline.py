@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from memonger.costs.time.cpu import CPU_RATES, NOMINAL_CPU, find_factors
-from memonger.costs.time.flops import count_forward_flops
 from memonger.costs.time.gpus import GPUS
 from memonger.graph.arrays import BACKWARD, find_owners
 from memonger.graph.training import TrainingGraph
@@ -53,7 +52,7 @@ def count_row_flops(training: TrainingGraph) -> Doubles:
     A gradient counts as its operator for each input that has a gradient, but at most twice.
     """
     owner = training.origin[training.phases == BACKWARD]
-    flops = count_forward_flops(training.graph).astype(np.float64)
+    flops = training.graph.flops.astype(np.float64)
     inputs = [min(2, max(1, len(facts.passes))) for facts in training.facts]
     rows = np.bincount(owner[owner >= 0], minlength=len(flops))  # gradient rows of each operator
     share = flops * inputs / np.maximum(rows, 1)

@@ -65,9 +65,10 @@ def why_kept(op: str, attrs: Attributes) -> str | None:
         return "it changes its inputs, which it must do only once"
     if waits_for_devices(op, attrs):
         return "it waits for the other devices, which would not run it again"
-    sizes = re.findall(r"-?\d+|None", attrs.get("shape", ""))
-    if op in _SOURCES and (not sizes or {"0", "-1", "None"} & set(sizes)):
-        return "its shape is inferred from its readers, which a recomputed one may not have"
+    if op in _SOURCES:
+        sizes = re.findall(r"-?\d+|None", attrs.get("shape", ""))
+        if not sizes or {"0", "-1", "None"} & set(sizes):
+            return "its shape is inferred from its readers, which a recomputed one may not have"
     return None
 
 

@@ -150,7 +150,8 @@ class Rules:
         start, read = compiled.group_by_key(t.read_row[: len(reader)], n)
         of_nodes = [(f.own_output, f.follows, bool(f.passes)) for f in facts]
         own_output, follows, any_gradient = np.array(of_nodes, dtype=np.bool_).T.copy()
-        of_reads = [(k in facts[x].passes, k in facts[x].inputs) for x, k in zip(reader, place)]
+        pairs = zip(reader.tolist(), place.tolist())
+        of_reads = [(k in facts[x].passes, k in facts[x].inputs) for x, k in pairs]
         passes, held = np.array(of_reads, dtype=np.bool_).reshape(-1, 2).T.copy()
         return RuleArrays(
             arrays=t,

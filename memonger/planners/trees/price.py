@@ -12,7 +12,6 @@ from typing import Sequence
 
 import numpy as np
 
-from memonger.costs.time.flops import count_forward_flops
 from memonger.graph.arrays import SignatureArrays, join, signature_arrays
 from memonger.graph.operators.recorded import PRODUCTS
 from memonger.planners.annealing import empty_memo
@@ -79,7 +78,7 @@ def _positions(parts: Parts, node: Int32s, weights: Doubles | None) -> Positions
     heads = np.unique(position[[a for a, _ in graph.heads]])
     heads = heads[heads >= 0]
     if weights is None:
-        work = count_forward_flops(graph)[node].astype(np.float64)
+        work = graph.flops[node].astype(np.float64)
     else:  # sums of integers do not depend on the order
         work = np.ceil(weights[node] * (ONE_PASS / max(float(weights[node].sum()), 1e-300)))
     if not work.any():  # a network of copies, whose operators all count the same

@@ -13,11 +13,7 @@ import re
 from math import isqrt, prod
 from typing import Callable, Mapping, Sequence, Tuple
 
-import numpy as np
-
-from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.recompute import truth
-from memonger.support.types import Int64s
 
 Shapes = Sequence[Tuple[int, ...]]
 Attrs = Mapping[str, str]
@@ -152,12 +148,7 @@ _OF_SEVERAL: dict[str, Formula] = {
 _FORMULAS = {op: formula for ops, formula in _OF_SEVERAL.items() for op in ops.split()}
 
 
-def count_forward_flops(graph: ForwardGraph) -> Int64s:
-    """Return the operations of each node of a graph in a forward pass: (nodes,) of int64."""
-    counts = np.zeros(len(graph.nodes), dtype=np.int64)
-    for i in graph.operators:
-        node, outputs = graph.nodes[i], [tensor.shape for tensor in graph.shown_tensors(i)]
-        inputs = [graph.tensors[a][b].shape for a, b in node.inputs]
-        formula = _FORMULAS.get(node.op)
-        counts[i] = formula(node.attrs, inputs, outputs) if formula else sum(map(prod, outputs))
-    return counts
+def count_flops(op: str, attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
+    """Count the operations of an operator in a forward pass, from the shapes of its tensors."""
+    formula = _FORMULAS.get(op)
+    return formula(attrs, inputs, outputs) if formula else sum(map(prod, outputs))

@@ -7,7 +7,6 @@ from typing import Any
 import mxnet as mx
 import networks
 import pytest
-from memonger.costs.time.flops import count_forward_flops
 from operator_cases import CASES, SMALL_SHAPES, small_net
 from planned import forward
 
@@ -129,7 +128,7 @@ PRODUCTS: list[tuple[Any, list[tuple[int, ...]]]] = [
 @pytest.mark.parametrize("row", range(len(BY_HAND)), ids=lambda k: f"{k} {BY_HAND[k][0].name}")
 def test_flops_are_those_counted_by_hand(row: int) -> None:
     symbol, shapes, expected = BY_HAND[row]
-    assert count_forward_flops(forward(symbol, dict(zip("abc", shapes)))).sum() == expected
+    assert forward(symbol, dict(zip("abc", shapes))).flops.sum() == expected
 
 
 @pytest.mark.parametrize("row", range(len(PRODUCTS)), ids=lambda k: f"{k} {PRODUCTS[k][0].name}")
@@ -140,12 +139,12 @@ def test_flops_of_products_are_twice_their_summands(row: int) -> None:
     for array in executor.arg_arrays:
         array[:] = 1
     summands = executor.forward()[0].asnumpy().sum()
-    assert count_forward_flops(forward(symbol, shapes)).sum() == 2 * summands
+    assert forward(symbol, shapes).flops.sum() == 2 * summands
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_operator_has_a_count(name: str) -> None:
-    counts = count_forward_flops(forward(small_net(CASES[name]), SMALL_SHAPES))
+    counts = forward(small_net(CASES[name]), SMALL_SHAPES).flops
     assert (counts >= 0).all()
     assert counts.sum() > 4 * 10 * 288 * 2  # its first node, a FullyConnected
 
@@ -162,7 +161,7 @@ PUBLISHED: dict[str, float] = {
 def test_flops_of_networks_are_as_published(name: str) -> None:
     image = 299 if name == "inceptionv3" else 224
     graph, published = forward(*networks.model_zoo(name, 2, image)), PUBLISHED[name]
-    counts = count_forward_flops(graph)
+    counts = graph.flops
     products = [i for i, n in enumerate(graph.nodes) if n.op in ("Convolution", "FullyConnected")]
     assert counts[products].sum() / 2 / 2e9 == pytest.approx(published, rel=0.02)
     assert counts[products].sum() < counts.sum() < 1.1 * counts[products].sum()
