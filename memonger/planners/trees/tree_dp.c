@@ -222,9 +222,9 @@ void least_work(
     choice->count = m * m * far;
     choice->at = ZEROS(memory, uint16_t, choice->count);
     Memory then = *memory;
+    float *all = NEW(memory, float, m * m * far), *nothing = ZEROS(memory, float, far);
     const int64_t *saved_size = slots_of(memory, g->saved_size, unit, far);
     const int64_t *leaf = slots_of(memory, g->leaf, unit, far);
-    float *all = NEW(memory, float, m * m * far), *nothing = ZEROS(memory, float, far);
     int32_t *chosen = NEW(memory, int32_t, far); /* as wide as the work, for vector instructions */
     int64_t *enough = NEW(memory, int64_t, m * m); /* by segment: the first slot with a choice */
     double *highest = NEW(memory, double, m * m);

@@ -221,15 +221,17 @@ class InitialTrees:
             memory = float(outer.leaf[len(bounds) - 1]) * WIDEST
             for scale in range(_scales(most_work) if memory > 0 else 0):
                 table = Table(outer, memory / SLOTS, inner)
-                slots = np.flatnonzero(np.append(np.inf, table.work[:-1]) > table.work)
+                work = table.work
+                slots = np.flatnonzero(np.append(np.inf, work[:-1]) > work)
                 if not len(slots):
                     break
                 if most_work is None:
                     places = np.linspace(0, len(slots) - 1, min(trees_each, len(slots))).astype(int)
                 else:
-                    away = np.abs(table.work[slots] - most_work)
+                    away = np.abs(work[slots] - most_work)
                     places = np.argsort(away, kind="stable")[:trees_each]
                 trees = [np.array(table.tree(k), dtype=np.int32) for k in slots[places].tolist()]
+                del table  # before the next one takes as many megabytes
                 new = {tree.tobytes(): tree for tree in trees}
                 yield [tree for key, tree in new.items() if key not in yielded]
                 yielded |= set(new)
@@ -238,7 +240,7 @@ class InitialTrees:
                     last = CLOSER * slots[0] / SLOTS
                     memory *= min(0.7, float(last ** (1 / max(1, SCALES - 1 - scale))))
                 else:
-                    enough = slots[table.work[slots] <= most_work]
+                    enough = slots[work[slots] <= most_work]
                     if not len(enough):
                         break
                     memory *= min(0.7, ZOOM * (enough[0] + 1) / SLOTS)
