@@ -7,6 +7,7 @@ from typing import Mapping, MutableMapping, Sequence
 
 from memonger.api.plan import Plan, make_plan
 from memonger.costs.bind import trim_heap
+from memonger.graph.forward import no_collection
 from memonger.solve.by_marks import write_original
 from memonger.solve.choose import Solution, choose
 from memonger.solve.describe import suggest_schedule
@@ -23,6 +24,7 @@ log = logging.getLogger("memonger")
 
 
 @trim_heap()
+@no_collection()
 def plan(
     net: SymbolOrBlock,
     shapes: Shapes | None = None,

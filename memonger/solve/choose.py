@@ -20,7 +20,6 @@ import numpy as np
 
 from memonger.costs.usage import Usage
 from memonger.graph import marks
-from memonger.graph.forward import no_collection
 from memonger.graph.operators.recompute import GPU, fuses
 from memonger.planners.candidates import Candidate, SearchResult, by_seconds, pareto_front
 from memonger.schedules.layouts import LayoutMismatch
@@ -72,7 +71,6 @@ class Solution:
     least: int | None = None  # the judged bytes of the smallest plan that was found
 
 
-@no_collection()
 def choose(facts: Facts, front: SearchResult) -> Solution:
     """Choose the plan that the limits ask for; search in other ways if none is within them.
 

@@ -14,7 +14,7 @@ from typing import Mapping, NamedTuple
 from memonger.costs.time.cpu import NOMINAL_CPU
 from memonger.costs.time.gpus import USUAL, find_sheet
 from memonger.graph import inputs, marks
-from memonger.graph.forward import AFTERWARDS, no_collection
+from memonger.graph.forward import AFTERWARDS
 from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.solve.limits import Limits, check_keywords, read_limits
 from memonger.solve.selection import Selection, read_operators, select
@@ -120,7 +120,6 @@ def read_network(
     return Network(symbol, spec, requests, place)
 
 
-@no_collection()
 def read_unplanned(
     net: object,
     shapes: object = None,

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Iterable, Iterator
 
 from memonger.costs.usage import Usage
-from memonger.graph.forward import no_collection
 from memonger.planners.candidates import Candidate, SearchResult
 from memonger.schedules.layouts import LayoutMismatch
 from memonger.solve import by_marks, by_schedules
@@ -29,7 +28,6 @@ SLACK = 1e-9  # for rounding where work or time is compared
 _searches: Latest[SearchResult] = Latest(128)
 
 
-@no_collection()
 def search(facts: Facts) -> SearchResult:
     """Search in the first of `list_ways`, unless the limits need no search (`settle`)."""
     way = list_ways(facts)[0]
