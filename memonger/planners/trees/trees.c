@@ -1,7 +1,5 @@
 #include "planners/trees/trees.h"
 
-#include <stdlib.h>
-
 enum { FREE, HELD, ALWAYS_SAVED }; /* ALWAYS_SAVED: held to the end, because it never runs again */
 
 typedef struct {
@@ -145,9 +143,21 @@ static void run_to_cut(Making *m, int64_t lo, int64_t cut, int32_t flag, int64_t
     }
 }
 
-static int by_position(const void *a, const void *b)
+/* Sorts positions, of which most are in descending order. */
+static void sort(int32_t *items, int64_t count)
 {
-    return *(const int32_t *)a - *(const int32_t *)b;
+    for (int64_t low = 0, high = count - 1; low < high; low++, high--) {
+        int32_t item = items[low];
+        items[low] = items[high];
+        items[high] = item;
+    }
+    for (int64_t k = 1; k < count; k++) {
+        int32_t item = items[k];
+        int64_t place = k;
+        for (; place && items[place - 1] > item; place--)
+            items[place] = items[place - 1];
+        items[place] = item;
+    }
 }
 
 /* Runs the operators that the gradient of operator i needs and that are not held. */
@@ -168,7 +178,7 @@ static void run_for(Making *m, int64_t lo, int64_t i)
         if (next == m->count)
             break;
     }
-    qsort(m->operations + first, (size_t)(m->count - first), sizeof(int32_t), by_position);
+    sort(m->operations + first, m->count - first);
     for (int64_t k = first; k < m->count; k++) {
         int32_t j = m->operations[k];
         m->held[j] = s->always_saved.at[j] ? ALWAYS_SAVED : HELD;
@@ -221,7 +231,7 @@ static void run_forced(Memory *memory, Making *m)
             reader = m->operations[next++];
             start = &s->read_start, items = &s->read;
         }
-        qsort(m->operations + first, (size_t)(m->count - first), sizeof(int32_t), by_position);
+        sort(m->operations + first, m->count - first);
         for (int64_t q = first; q < m->count; q++) {
             is_stale[m->operations[q]] = false;
             m->work += s->work.at[m->operations[q]];
