@@ -30,7 +30,6 @@ from memonger.support.types import Bools, Json, Symbol
 
 FORCE = "__force_mirroring__"
 STAGE = "__mirror_stage__"
-_ENCODER = json.JSONEncoder(sort_keys=True)  # of records
 _REMOVED = -1  # the new index of an inserted node without inputs
 
 
@@ -78,13 +77,17 @@ def write(
     graph, native = read(symbol), set(native)
     insertion = insert_identities([node["name"] for node in graph["nodes"]], identities)
     nodes: list[Json] = []
+    records: dict[object, str] = {}
     for i, node in enumerate(graph["nodes"]):
         if node["op"] != "null" and node["op"] not in UNTOUCHED:
             changes = {FORCE: str(bool(mask[i])), **({"cudnn_off": "True"} if i in native else {})}
             attrs = node.setdefault("attrs", {})
             # ``clear`` may have recorded marks of the user already; these are the values before.
             before = {**{key: attrs.get(key) for key in changes}, **_record(attrs)}
-            attrs.update(changes, **{RECORD: _ENCODER.encode(before)})
+            values = tuple(before.items())
+            if values not in records:  # nearly all have the same
+                records[values] = json.dumps(before, sort_keys=True)
+            attrs.update(changes, **{RECORD: records[values]})
         node["inputs"] = [[*insertion.entry(a, b), *rest] for a, b, *rest in node["inputs"]]
         nodes.append(node)
         for new in insertion.behind.get(i, ()):

@@ -72,13 +72,14 @@ def find_factors(graph: ForwardGraph) -> Doubles:
 
 def find_class(graph: ForwardGraph, i: int) -> str:
     """Return the class of an operator: its name without prefix, with a variant that matters."""
-    node, shapes = graph.nodes[i], {graph.tensors[a][b].shape for a, b in graph.nodes[i].inputs}
-    op = re.sub("^_(npi|np|npx|contrib|linalg)_", "", node.op)
+    node = graph.nodes[i]
+    op = re.sub("^_(npi|np|npx|contrib|linalg)_", "", node.op) if node.op[0] == "_" else node.op
     variant = node.attrs.get("act_type", "leaky" if op == "LeakyReLU" else "")
     if op == "Pooling":
         variant = node.attrs.get("pool_type", "max")
     elif int(node.attrs.get("num_group", 1)) > 1:
         variant = "grouped"
-    elif op.startswith("broadcast_") and len(shapes) > 1:  # its gradient is a sum
-        return "broadcast:other"
+    elif op.startswith("broadcast_"):
+        if len({graph.tensors[a][b].shape for a, b in node.inputs}) > 1:  # its gradient is a sum
+            return "broadcast:other"
     return f"{op}:{variant}" if f"{op}:{variant}" in _FACTORS else op
