@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from memonger.costs.placement import place_items
+from memonger.support.kernels import compiled
 
 ALIGNMENT = 64
 Placed = Tuple["np.ndarray[Any, np.dtype[np.int64]]", int]  # offsets, and the bytes of the arena
@@ -51,6 +52,20 @@ def test_nothing_overlaps(items: list[Item], alignment: int) -> None:
     placed, again = place(items, alignment), place(items, alignment)
     assert_placed(items, placed, alignment)
     assert placed[1] == again[1] and np.array_equal(placed[0], again[0])
+
+
+def test_each_item_takes_the_lowest_gap() -> None:
+    random, count = np.random.RandomState(1), 150
+    start = random.randint(0, 60, count).astype(np.int32)
+    stop = start + random.randint(0, 12, count).astype(np.int32)
+    nbytes = random.randint(0, 9, count)
+    offset = compiled.place(start, stop, nbytes, 0, 0, 0)
+    for k in range(count):
+        beside = [j for j in range(k) if start[j] <= stop[k] and stop[j] >= start[k]]
+        taken = [(offset[j], offset[j] + nbytes[j]) for j in beside]
+        places = sorted([0, *(high for _, high in taken)])
+        fits = [at for at in places if all(at + nbytes[k] <= a or at >= b for a, b in taken)]
+        assert offset[k] == fits[0]
 
 
 def smallest(items: list[Item]) -> int:
