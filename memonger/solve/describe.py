@@ -1,17 +1,12 @@
-"""Say why no plan saves much or fits a budget, and what a plan does not do or does at once."""
+"""Say why no plan saves much or fits a budget, and what would fit."""
 
 from __future__ import annotations
 
 import logging
 import math
 
-import numpy as np
-
 from memonger.costs.usage import Usage
-from memonger.graph.arrays import BACKWARD, RECOMPUTED
-from memonger.planners.candidates import Candidate
 from memonger.planners.marks.rules import kept_summary
-from memonger.planners.marks.smallest import NO_PLAN
 from memonger.solve.by_schedules import estimate_least
 from memonger.solve.facts import ONE_MORE_PASS, Facts
 from memonger.solve.limits import CHEN2016, MARKS
@@ -98,47 +93,3 @@ def suggest_schedule(facts: Facts, pool_bytes: int) -> None:
     if least is not None and least < WORTH * pool_bytes:
         text = "a schedule would take about %s where these marks take %s: how='schedule', work=2"
         log.info(text, format_size(least, pool_bytes), format_size(pool_bytes))
-
-
-def describe_slowest(memory: Usage) -> str:
-    """Describe the most work that is recomputed in one run, with no gradient in between."""
-    places, nodes, flops = memory.find_places(RECOMPUTED), memory.recomputed, memory.graph.flops
-    if not len(places):
-        return ""
-    phases = memory.step.phases[memory.ran.order]
-    gradients = np.cumsum(phases == BACKWARD)[places]  # that have run before
-    runs = np.split(nodes, np.flatnonzero(np.diff(gradients)) + 1)
-    run = max(runs[::-1], key=lambda run: (flops[run].sum(), len(run)))
-    share = f"{100 * flops[run].sum() / memory.forward_flops:.0f} % of the forward pass"
-    first, last = (memory.graph.nodes[memory.graph.user_node(k)].name for k in run[[0, -1]])
-    return f"{first!r} to {last!r}: {len(run)} operators, {share}, are recomputed together"
-
-
-def describe_unmet(facts: Facts, plan: Candidate) -> dict[str, str]:
-    """Return why operators that ``recompute=`` names are not recomputed: name -> reason."""
-    network, graph = facts.network, facts.graph
-    if not network.recompute.nodes:
-        return {}
-    nodes, until = graph.nodes, network.until
-    heads, again = {x for x, _ in graph.heads}, plan.recomputed(len(nodes))
-    kept, reasons = {*network.keep.nodes}, {}
-    for x in network.recompute.nodes:
-        if again[x]:
-            continue
-        rule = graph.why_kept(x) or facts.rules.reasons.get(x)
-        if x in kept:
-            reason = "keep= names it too"
-        elif until is not None and x >= until:
-            reason = f"it does not come before {nodes[until].name!r}"
-        elif x in heads:
-            reason = "it is an output of the network"
-        elif rule and not (plan.schedule and nodes[x].op == "Dropout"):
-            reason = rule
-        elif plan.origin == NO_PLAN:
-            reason = "no plan that recomputes it saves memory"
-        elif plan.schedule:
-            reason = "no gradient reads it, so it is not saved"
-        else:
-            reason = "the backward pass does not read it, or must read the original"
-        reasons[nodes[x].name] = reason
-    return dict(sorted(reasons.items()))
