@@ -173,19 +173,15 @@ class BoundMarks:
     ) -> None:
         """Run the backward pass, and write the gradients or add them."""
         frame.digest_again = digest({name: self._bound[name] for name in frame.digest})
-        with self._restored(gradients) if is_partial else contextlib.nullcontext():
+        kept: list[NDArray] = []  # what a backward pass for a few variables must not change
+        if is_partial:
+            states = self._graph.states_beside(set(gradients))
+            kept = [*self._own.values(), *(self._bound[name] for name in states)]
+        with restored(kept):
             self.executor.backward(heads)
             order_state_readers(self._states)
             deliver(self.executor.grad_dict, gradients, marks)
         self._watched -= self._watched > 0
-
-    @contextlib.contextmanager
-    def _restored(self, gradients: Arrays) -> Iterator[None]:
-        """Restore what a backward pass for a few variables must not change, after the block."""
-        states = self._graph.states_beside(set(gradients))
-        arrays = [*self._own.values(), *(self._bound[name] for name in states)]
-        with restored(arrays):
-            yield
 
 
 class BoundSchedule:
