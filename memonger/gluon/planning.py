@@ -7,18 +7,19 @@ import functools
 import glob
 import weakref
 from types import FunctionType
-from typing import Callable, MutableMapping, TypeVar
+from typing import Callable, MutableMapping, Sequence, TypeVar
 
 from memonger.api.plan import Plan
 from memonger.gluon import autograd
 from memonger.gluon.cached_op import PlannedBlock, PlannedOp
+from memonger.gluon.outputs import adding_afterwards
 from memonger.gluon.runner import free_unused
-from memonger.gluon.sparse import planned_op
+from memonger.gluon.sparse import SplitOp, split
 from memonger.schedules.execution.arena import address
 from memonger.solve.limits import NAMES, OF_FIRST_CALL, check_keywords, read_limits
-from memonger.support.errors import MemongerError
+from memonger.support.errors import MemongerError, why_unplanned
 from memonger.support.mxnet import may_wait, mx
-from memonger.support.types import Block, GluonOptions, Keywords, NDArray, Unpack
+from memonger.support.types import Block, GluonOptions, Keywords, NDArray, Parameter, Unpack
 from memonger.support.versions import MXNET_ERRORS
 
 Net = TypeVar("Net")
@@ -254,7 +255,32 @@ def _replacement(usual: FunctionType) -> object:
         if block is not None and not isinstance(self._cached_op, PlannedOp):
             inputs, _ = mx.gluon.block._flatten(args, "input")
             inputs = [array for array in inputs if array is not None]
-            self._cached_op = planned_op(block, self, inputs)
+            self._cached_op = _planned_op(block, self, inputs)
 
     setattr(_build_cache, _REPLACED, True)  # decorators copy attributes
     return _build_cache
+
+
+def _planned_op(block: PlannedBlock, net: Block, inputs: Sequence[NDArray]) -> PlannedOp:
+    """Make the operator that replaces a block's CachedOp, which was made for these inputs."""
+    usual = net._cached_op
+    symbol = net._cached_graph[1].as_nd_ndarray()  # with the methods of mx.sym.Symbol
+    if not dict(net._flags).get("static_alloc"):
+        symbol = adding_afterwards(symbol)
+    arrays: dict[str, NDArray] = {}
+    parameters: dict[str, Parameter] = {}
+    # A parameter whose ``data`` is computed (gluonnlp's WeightDropParameter) is an input: it is
+    # another array at each call, and its gradient belongs to what it was computed from.
+    stored = mx.gluon.Parameter.data
+    for name, (is_input, source) in zip(symbol.list_inputs(), net._cached_op_args):
+        if not is_input and getattr(source.data, "__func__", None) is stored:
+            parameters[name] = source
+        arrays[name] = inputs[source] if is_input else source.list_data()[0]
+    refusal = ""
+    try:
+        parts = split(symbol, parameters, arrays)
+        if parts is not None:
+            return SplitOp(block, usual, symbol, parameters, parts, net._flags)
+    except Exception as error:
+        refusal = why_unplanned(error)
+    return PlannedOp(block, usual, symbol, parameters, refusal)

@@ -12,42 +12,17 @@ from typing import TYPE_CHECKING, Iterable, Mapping, NamedTuple, Sequence
 
 from memonger.gluon.bound import reached
 from memonger.gluon.cached_op import PlannedBlock, PlannedOp
-from memonger.gluon.outputs import adding_afterwards, merged
+from memonger.gluon.outputs import merged
 from memonger.graph.operators.gradients import makes_rows
 from memonger.graph.operators.recompute import draws
-from memonger.support.errors import MemongerError, why_unplanned
+from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.symbols import attributes, load_nodes, read
-from memonger.support.types import Block, NDArray, Parameter, Symbol
+from memonger.support.types import NDArray, Parameter, Symbol
 from memonger.support.variables import NULL, mark_of
 
 if TYPE_CHECKING:
     from memonger.gluon.bound import Arrays
-
-
-def planned_op(block: PlannedBlock, net: Block, inputs: Sequence[NDArray]) -> PlannedOp:
-    """Make the operator that replaces a block's CachedOp, which was made for these inputs."""
-    usual = net._cached_op
-    symbol = net._cached_graph[1].as_nd_ndarray()  # with the methods of mx.sym.Symbol
-    if not dict(net._flags).get("static_alloc"):
-        symbol = adding_afterwards(symbol)
-    arrays: dict[str, NDArray] = {}
-    parameters: dict[str, Parameter] = {}
-    # A parameter whose ``data`` is computed (gluonnlp's WeightDropParameter) is an input: it is
-    # another array at each call, and its gradient belongs to what it was computed from.
-    stored = mx.gluon.Parameter.data
-    for name, (is_input, source) in zip(symbol.list_inputs(), net._cached_op_args):
-        if not is_input and getattr(source.data, "__func__", None) is stored:
-            parameters[name] = source
-        arrays[name] = inputs[source] if is_input else source.list_data()[0]
-    refusal = ""
-    try:
-        parts = split(symbol, parameters, arrays)
-        if parts is not None:
-            return SplitOp(block, usual, symbol, parameters, parts, net._flags)
-    except Exception as error:
-        refusal = why_unplanned(error)
-    return PlannedOp(block, usual, symbol, parameters, refusal)
 
 
 class SplitBlock(NamedTuple):
