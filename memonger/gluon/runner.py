@@ -167,7 +167,7 @@ class Runner:
         with autograd.one_at_a_time():  # a backward pass of another call may be under way
             self._begin()
         others = [arrays[name] for name in self._wanted]
-        lease = tape.hold(self.ctx, call)
+        lease = tape.make_lease(self.ctx, call)
         outputs = self._stub(others, lease, call.results, call.last)
         for k, array in passed.items():  # they share memory, as with a CachedOp
             shared = array.detach()

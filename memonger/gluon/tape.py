@@ -125,7 +125,7 @@ _libc = ctypes.CDLL(None)
 _held: list[tuple[RecordedCall, ctypes.Array[ctypes.c_long], object]] = []
 
 
-def hold(ctx: Context, call: RecordedCall) -> NDArray:
+def make_lease(ctx: Context, call: RecordedCall) -> NDArray:
     """Make a lease: an array that keeps a call alive while it is on the tape, until `release`."""
     with mx.autograd.pause():
         source, lease, unused = (mx.nd.empty((1,), ctx) for _ in range(3))

@@ -202,7 +202,7 @@ def test_between_steps_a_block_holds_its_arenas_and_nothing_else(
             outputs.clear()
         total.backward()
         del outputs, total
-    spans = [(arena.place - ALIGNMENT, arena.place + arena.nbytes) for arena in arenas]
+    spans = [(arena.start - ALIGNMENT, arena.start + arena.nbytes) for arena in arenas]
     new = {place: nbytes for place, nbytes in arrays().items() if place not in before}
     beside = {p: n for p, n in new.items() if not any(a <= p < b for a, b in spans)}
     assert len(arenas) == min(calls, 2) and new and sum(beside.values()) < 100

@@ -95,7 +95,7 @@ class Arena:
         return self._array
 
     @property
-    def place(self) -> int:
+    def start(self) -> int:
         """The address of offset 0: the first aligned one after the token."""
         return -(-(address(self.memory()) + 1) // ALIGNMENT) * ALIGNMENT
 

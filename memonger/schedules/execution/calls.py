@@ -55,19 +55,6 @@ class Calls(NamedTuple):
     all: tuple[Call, ...]
     forward_calls: int  # how many of them belong to the forward pass
 
-    def backward_places(self) -> set[Place]:
-        """Return the places that the backward pass reads or writes."""
-        places: set[Place] = set()
-        for call in self.all[self.forward_calls :]:
-            places.update(call.writes)
-            if isinstance(call, Invocation):
-                places.update(call.reads)
-            else:
-                places.update(entry for _, entry in call.heads)
-                if call.late is not None:
-                    places.update(call.late.reads, call.late.writes)
-        return places
-
 
 def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
     """Return the calls that run a training step.

@@ -15,7 +15,7 @@ from memonger.graph.operators import recompute
 from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.arena import Arena, BoundCalls, Frame, array_at, refuse_types
-from memonger.schedules.execution.calls import Calls, Place, calls_of
+from memonger.schedules.execution.calls import Calls, Invocation, Place, calls_of
 from memonger.schedules.execution.monitor import Callback, Monitor
 from memonger.schedules.execution.plain import PlainNetwork
 from memonger.schedules.execution.unchanged import check_unchanged, digest, watched_passes
@@ -195,20 +195,28 @@ class BoundStep:
     @functools.cached_property
     def backward_places(self) -> set[Place]:
         """The places that the backward pass reads or writes."""
-        sources = {source for _, source, _ in self._copied if source is not None}
-        watched = self._read_again.values() if self._watched else ()
-        return self.program.backward_places().union(sources, watched)
+        places = {source for _, source, _ in self._copied if source is not None}
+        places.update(self._read_again.values() if self._watched else ())
+        for call in self.program.all[self.program.forward_calls :]:
+            places.update(call.writes)
+            if isinstance(call, Invocation):
+                places.update(call.reads)
+            else:
+                places.update(place for _, place in call.heads)
+                if call.late is not None:
+                    places.update(call.late.reads, call.late.writes)
+        return places
 
     def _ready(self) -> BoundCalls:
         """Return the calls, bound to the present memory of the arena."""
         memory = self.arena.memory()
         if self not in self.arena.calls:
-            step, place = self.step, self.arena.place
+            step, start = self.step, self.arena.start
             blocks: dict[int, NDArray] = {}
             for block, tensors in self._tensors.items():
                 if not step.outside[block]:
                     _, tensor = tensors[0]
-                    blocks[block] = array_at(place + int(step.offsets[block]), tensor, self._ctx)
+                    blocks[block] = array_at(start + int(step.offsets[block]), tensor, self._ctx)
             self.arena.calls[self] = BoundCalls(self.program, self._place(blocks), memory)
         return self.arena.calls[self]
 
