@@ -136,7 +136,7 @@ def read_unplanned(
     network = read_network(net, shapes, input_shapes, **options)
     symbol = inputs.drop_old_types(network.symbol, network.spec)
     symbol = marks.clear(symbol)
-    until, keep, recompute = (options.get(name) for name in ("until", "keep", "recompute"))
+    until, keep, recompute = options.get("until"), options.get("keep"), options.get("recompute")
     layer = None if until in (None, "") else _find_layer(symbol, until)
     operators = read_operators(symbol, network.spec, keep, recompute)
     return replace(

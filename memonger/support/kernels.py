@@ -197,14 +197,16 @@ def _declared(kind: str, name: str) -> Value:
 def _kernel(name: str) -> Value:
     """Make a Python function of a function in the library."""
     declared = _declared("functions", name)
-    parameters = [field for _, field, is_result in declared if not is_result]
+    parameters: list[str] = []
+    types: list[type[Value]] = [ctypes.POINTER(_Memory)]
+    for kind, field, is_result in declared:
+        is_by_address = is_result or kind in Struct.classes
+        types.append(ctypes.POINTER(_TYPES[kind]) if is_by_address else _TYPES[kind])
+        if not is_result:
+            parameters.append(field)
     library = _library()[0]
     function = library[f"try_{name}"]
-    function.argtypes = [ctypes.POINTER(_Memory)] + [
-        ctypes.POINTER(_TYPES[kind]) if is_result or kind in Struct.classes else _TYPES[kind]
-        for kind, _, is_result in declared
-    ]
-    function.restype = ctypes.c_int64
+    function.argtypes, function.restype = types, ctypes.c_int64
 
     def call(*arguments: Value) -> Value:
         if len(arguments) != len(parameters):
