@@ -13,7 +13,7 @@ import pytest
 
 COUNTER = Path(__file__).parent / "helpers" / "concepts.py"
 #: Call -> its functions, files and classes. Where one falls, lower its ceiling.
-CEILINGS = {"auto": (636, 53, 48), "marks": (573, 47, 33), "gluon": (801, 65, 61)}
+CEILINGS = {"auto": (633, 53, 48), "marks": (563, 47, 33), "gluon": (796, 65, 61)}
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other Pythons take other ways")
