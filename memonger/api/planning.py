@@ -68,9 +68,9 @@ def plan(
         'marks': at most once, by marks that MXNet's executor reads, and that a symbol's file keeps.
         'auto' (the default): a schedule, or marks where no schedule can hold the network or is
         within the limits, and a line says so. Without limits of memory, time or work it recomputes
-        at most one more forward pass, and is taken only if it is worth it: it saves a tenth of the
-        memory, and at least as large a share of the memory as it adds of time. Where the smallest
-        schedule is not, marks that are worth it and take less memory are taken. With
+        at most one more forward pass, and is the smallest that was found and is worth it: it saves
+        a tenth of the memory, and at least as large a share of the memory as it adds of time. Where
+        no schedule is, marks that are worth it and take less memory are taken. With
         ``planner='chen2016'`` the default is 'marks'.
     work : float, optional
         The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks
