@@ -303,7 +303,7 @@ def test_a_network_that_cannot_be_planned_is_bound_as_without(capfd: Any) -> Non
         ("bind", "scripts.session.read_call"),
         ("Gluon", "scripts.session.choose"),
         ("Gluon", "gluon.cached_op.with_copied_outputs"),
-        ("Gluon", "gluon.sparse.split"),
+        ("Gluon", "gluon.planning.split"),
     ],
 )
 def test_a_mistake_in_planning_leaves_no_plan_and_tells_what_to_report(
