@@ -202,6 +202,8 @@ __attribute__((optimize("O3"))) WIDE static void lower(
     }
 }
 
+enum { FEW = 16 }; /* slots that are not worth to be left out */
+
 /* Returns sizes in slots of ``unit``, rounded up; ``far`` for those that are larger. */
 static const int64_t *slots_of(Memory *memory, Doubles sizes, double unit, int64_t far)
 {
@@ -255,11 +257,17 @@ void least_work(
                     const float *right = all + ct * far - saved_size[at];
                     const float *left = flag ? nothing : all + sc * far;
                     float run = g->work.at[sc] + (flag ? g->recomputed.at[at] : 0);
-                    /* More memory never takes more work, so that the last slot has the least. */
-                    if (from < far && run + right[far - 1] + left[far - 1] < best[from])
-                        lower(
-                            best + from, chosen + from, run, right + from, left + from,
-                            far - from, (int32_t)(4 * c + flag));
+                    if (from >= far)
+                        continue;
+                    /* More memory never takes more work: where ``best`` is not more than the work
+                     * of the last slot, it is not lowered, and so in all slots behind. */
+                    float last = run + right[far - 1] + left[far - 1];
+                    int64_t until = last < best[from] ? far : from;
+                    for (int64_t k; until - from > FEW && best[k = (from + until) / 2] <= last;)
+                        until = k;
+                    lower(
+                        best + from, chosen + from, run, right + from, left + from, until - from,
+                        (int32_t)(4 * c + flag));
                 }
             }
             for (enough[st] = 0; enough[st] < far && isinf(best[enough[st]]);)
