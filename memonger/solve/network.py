@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
-import logging
 import os
-import re
 from dataclasses import astuple, dataclass, replace
 from typing import Mapping, NamedTuple
 
@@ -17,13 +14,11 @@ from memonger.graph import inputs, marks
 from memonger.graph.forward import AFTERWARDS
 from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.solve.limits import Limits, check_keywords, read_limits
-from memonger.solve.selection import Selection, read_operators, select
-from memonger.support.errors import MemongerError, UnmatchedError, did_you_mean
+from memonger.solve.selection import Selection, find_layer, read_operators, select
+from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import read
 from memonger.support.types import Context, Json, PlanOptions, Symbol, Unpack
-
-log = logging.getLogger("memonger")
 
 #: The attributes of variables that a bind reads (``src/executor/graph_executor.cc``), or a plan.
 READ_BY_BIND = {"__shape__", "__dtype__", "__storage_type__", "__ctx_group__", AFTERWARDS}
@@ -137,7 +132,7 @@ def read_unplanned(
     symbol = inputs.drop_old_types(network.symbol, network.spec)
     symbol = marks.clear(symbol)
     until, keep, recompute = options.get("until"), options.get("keep"), options.get("recompute")
-    layer = None if until in (None, "") else _find_layer(symbol, until)
+    layer = None if until in (None, "") else find_layer(symbol, until)
     operators = read_operators(symbol, network.spec, keep, recompute)
     return replace(
         network,
@@ -146,32 +141,6 @@ def read_unplanned(
         keep=select("keep", keep, operators),
         recompute=select("recompute", recompute, operators),
     )
-
-
-def _find_layer(symbol: Symbol, name: object) -> int:
-    """Find the first operator with this name or an output of this name; raise if there is none.
-
-    A name with ``*`` or ``?`` is a pattern; another name may also be a part of an operator's name,
-    as in the original memonger.
-    """
-    internals = symbol.get_internals()
-    graph = read(internals)
-    nodes = graph["nodes"]
-    operators = [(i, node["name"]) for i, node in enumerate(nodes) if node["op"] != "null"]
-    heads = zip((head[0] for head in graph["heads"]), internals.list_outputs())
-    outputs = [(i, output) for i, output in heads if nodes[i]["op"] != "null"]
-    if isinstance(name, str):
-        pattern = re.compile(fnmatch.translate(name))
-        tests = name.__eq__, pattern.match if {*"*?"} & {*name} else lambda text: name in text
-        for test in tests:
-            for i, text in sorted([*operators, *outputs]):
-                if test(text):
-                    log.info("until=%r matches operator %r", name, nodes[i]["name"])
-                    return i
-    names = list(dict.fromkeys(text for _, text in operators))
-    some = ", ".join(map(repr, names[len(names) // 2 :][:3]))
-    hint = did_you_mean(name, names, f"give the name of one, such as {some}")
-    raise UnmatchedError(f"until={name!r} matches no operator of the network{hint}")
 
 
 def read_structure(symbol: Symbol) -> Json:

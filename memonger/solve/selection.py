@@ -1,16 +1,21 @@
-"""Select operators of a network by name, by kind or by a function (keep=, recompute=)."""
+"""Select operators of a network: by name, by kind or by a function, or up to one (until=)."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
+import logging
+import re
 from typing import Callable, Iterable, Mapping, NamedTuple, Union
 
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.tensors import Attributes, Shape
 from memonger.graph.read import forward_graph, read_nodes
-from memonger.support.errors import MemongerError, UnmatchedError
+from memonger.support.errors import MemongerError, UnmatchedError, did_you_mean
+from memonger.support.symbols import read
 from memonger.support.types import Symbol
+
+log = logging.getLogger("memonger")
 
 NEAREST = 3  # names in the message for a pattern without a match
 KIND, OR = "::", "|"  # in front of a pattern of operator kinds; between two patterns
@@ -118,3 +123,29 @@ def _match(option: str, pattern: str, operators: Operators) -> list[int]:
 def _fits(text: str, pattern: str) -> bool:
     """Return whether a text matches one of the patterns between bars; an empty pattern matches."""
     return not pattern or any(fnmatch.fnmatchcase(text, one) for one in pattern.split(OR))
+
+
+def find_layer(symbol: Symbol, name: object) -> int:
+    """Find the first operator with this name or an output of this name; raise if there is none.
+
+    A name with ``*`` or ``?`` is a pattern; another name may also be a part of an operator's name,
+    as in the original memonger.
+    """
+    internals = symbol.get_internals()
+    graph = read(internals)
+    nodes = graph["nodes"]
+    operators = [(i, node["name"]) for i, node in enumerate(nodes) if node["op"] != "null"]
+    heads = zip((head[0] for head in graph["heads"]), internals.list_outputs())
+    outputs = [(i, output) for i, output in heads if nodes[i]["op"] != "null"]
+    if isinstance(name, str):
+        pattern = re.compile(fnmatch.translate(name))
+        tests = name.__eq__, pattern.match if {*"*?"} & {*name} else lambda text: name in text
+        for test in tests:
+            for i, text in sorted([*operators, *outputs]):
+                if test(text):
+                    log.info("until=%r matches operator %r", name, nodes[i]["name"])
+                    return i
+    names = list(dict.fromkeys(text for _, text in operators))
+    some = ", ".join(map(repr, names[len(names) // 2 :][:3]))
+    hint = did_you_mean(name, names, f"give the name of one, such as {some}")
+    raise UnmatchedError(f"until={name!r} matches no operator of the network{hint}")
