@@ -99,6 +99,7 @@ def evaluated(between: Callable[[Any], None], build: Build) -> dict[str, Any]:
         module.forward_backward(first(BATCH))
         mx.nd.waitall()  # nothing that reads the statistics waits until they have moved
         between(module)
+        mx.nd.waitall()  # a prediction that still waits would draw masks when training goes on
         module.update()
     return trained(module)
 
