@@ -230,6 +230,7 @@ class Differentiation:
         for x, operator in zip(reversed(run), reversed(operators)):
             self._add_gradient(x, operator, kinds[operator])
         self.read_columns = arrays.join_columns(self.reads, 3)
+        self.reads = []  # lists take ten times as many bytes
 
     def _merged_order(self) -> list[int]:
         """Return the merged forward nodes in execution order (depth first from the outputs)."""

@@ -107,7 +107,9 @@ class Facts:
         # Module requests no gradients of data and labels, so that fewer operators read results.
         parameters = tuple(a for a in graph.arguments if graph.nodes[a].name not in shapes)
         others = sorted({graph.arguments, parameters} - {self.training.wanted})
-        return [self.training, *map(self._gradients.respect_to, others)]
+        trainings = [self.training, *map(self._gradients.respect_to, others)]
+        del self._gradients  # megabytes, of which no other graph is made
+        return trainings
 
     @cached_property
     def rules(self) -> Rules:
