@@ -18,7 +18,7 @@ from planned import cut_as_original, marked, module_plan, search_as_original
 #: MB of the original's plan with the rules.
 RULED = dict(zip(GOLDEN, (383, 1658, 2520, 486, 697)))
 #: MB of the default at most.
-SMALLEST = dict(zip(GOLDEN, (217, 1082, 1868, 347, 423)))
+SMALLEST = dict(zip(GOLDEN, (217, 1082, 1892, 347, 423)))
 
 
 def all_but(*slow: str) -> list[Any]:
@@ -107,7 +107,7 @@ SCHEDULED = {
 #: with all of it.
 POOLS = {
     "resnet": [(1484512, 1476448), (1437024, 1402528), (1431712, 1302048)],
-    "lstm": [(139924, 132752), (97364, 89172), (84052, 90192)],
+    "lstm": [(139924, 147760), (97364, 121136), (84052, 122416)],
     "unet": [(992256, 992256), (893952, 893952), (893952, 893952)],
     "chain": [(589824, 589824), (458752, 458752), (458752, 458752)],
 }
