@@ -14,8 +14,8 @@ from memonger.support import cache
 #: Network, options -> the most binds of the whole network, binds of operators apart from it, and
 #: symbols that MXNet reads from JSON. Where one falls, lower it.
 CEILINGS: dict[str, tuple[Callable[[], networks.Network], str, tuple[int, int, int]]] = {
-    "mobilenetv2": (networks.mobilenet_v2, "schedule", (1, 1, 6)),
-    "lstm-4x100": (lambda: networks.lstm(steps=100), "marks", (2, 2, 12)),
+    "mobilenetv2": (networks.mobilenet_v2, "schedule", (1, 1, 5)),
+    "lstm-4x100": (lambda: networks.lstm(steps=100), "marks", (2, 2, 9)),
 }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from memonger.api.plan import make_plan
 from memonger.api.results import Frontier, LargestBatch, Open
 from memonger.costs.bind import trim_heap
+from memonger.graph.forward import no_collection
 from memonger.graph.inputs import read_devices, read_pairs, trace
 from memonger.planners.candidates import Candidate, SearchResult, by_seconds, pareto_front
 from memonger.schedules.layouts import LayoutMismatch
@@ -39,6 +40,7 @@ MOST_BATCH = 2**20
 
 
 @trim_heap()
+@no_collection()
 def frontier(
     net: SymbolOrBlock,
     shapes: Shapes | None = None,
@@ -140,6 +142,7 @@ def frontier(
 
 
 @trim_heap()
+@no_collection()
 def largest_batch(
     net: SymbolOrBlock,
     shapes: OpenShapes,
