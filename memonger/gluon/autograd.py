@@ -26,8 +26,6 @@ from memonger.support.variables import LIB, symbol_of
 if TYPE_CHECKING:
     from _ctypes import CFuncPtr
 
-    from memonger.gluon.runner import RecordedCall
-
     Digests = Dict[str, NDArray]  # by the name of an argument
 
 _Handle = mx.base.NDArrayHandle
@@ -90,7 +88,7 @@ def _watched(retains: object, is_partial: bool = False) -> Iterator[None]:
         errors.clear()  # or the error would keep its frames, and the calls in them, until a gc
 
 
-def _calls_below(heads: Iterable[object]) -> list[RecordedCall]:
+def _calls_below(heads: Iterable[object]) -> list[tape.RecordedCall]:
     """Return the calls of planned blocks from which arrays, given by handles, were computed."""
     calls = {symbol_of(call.last.handle).name: call for call in tape.release()}
     symbols = [symbol_of(_Handle(head)) for head in heads] if calls else []

@@ -18,6 +18,7 @@ from memonger.costs.bind import has_mkldnn
 from memonger.gluon.bound import PlannedGraph, reached, waits, wanted_by
 from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import Runner, free_unused
+from memonger.gluon.tape import RecordedCall
 from memonger.graph.inputs import devices_like
 from memonger.graph.operators.recompute import ANY
 from memonger.graph.read import forward_graph
@@ -40,7 +41,6 @@ from memonger.support.variables import NULL, WRITE, Mark, is_noted, mark_of
 
 if TYPE_CHECKING:
     from memonger.gluon.bound import Arrays, Marks
-    from memonger.gluon.runner import RecordedCall
 
     Find = Callable[..., Plan]  # type: ignore[misc]  # with the arguments of `plan`
 

@@ -10,27 +10,22 @@ import contextlib
 import itertools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Callable, List, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Callable, MutableMapping
 
 import numpy as np
 
 from memonger.gluon import autograd, tape
 from memonger.gluon.bound import BoundMarks, BoundSchedule, PlannedGraph, wanted_by
+from memonger.gluon.tape import STALE, HeadGradients, RecordedCall
 from memonger.schedules.execution.arena import Frame, address
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.signals import deferred_signals
 from memonger.support.types import NDArray
-from memonger.support.variables import ADD, WRITE, mark_unnoted, note_computed
+from memonger.support.variables import ADD, WRITE, note_computed
 
 if TYPE_CHECKING:
     from memonger.gluon.bound import Arrays, Bound, Marks
-
-STALE = (
-    "this graph was retained, but its planned block has been called again and has reused its "
-    "memory; run all backward passes before the next call, or train without a plan: "
-    "memonger.gluon.unplan(net)"
-)
 
 #: Bound plans to be freed, with the threads that bound them and must free them.
 _deferred: list[tuple[threading.Thread, Bound]] = []
@@ -55,50 +50,6 @@ def free_unused() -> None:
         if entry[0] is here or not entry[0].is_alive():
             with contextlib.suppress(ValueError):  # another thread has removed it
                 _deferred.remove(entry)
-
-
-class RecordedCall:
-    """A call of a planned block that autograd has recorded; it lives as long as the tape has it."""
-
-    def __init__(
-        self,
-        runner: Runner,
-        number: int,
-        inputs: Arrays,
-        frame: Frame,
-        passed: Mapping[int, NDArray],
-    ) -> None:
-        self.runner, self.inputs = runner, inputs
-        self.frame: Frame | None = frame
-        # Its size is the number of the call among those of the runner that are alive: a backward
-        # pass for a few variables tells it by nothing else.
-        self.last: NDArray = mx.nd.empty((number + 1,), runner.ctx)
-        gradient = mx.nd.empty((number + 1,), runner.ctx)
-        #: Of the gradient of ``last``; reading it allocates the memory now, not in the engine.
-        self.address = address(gradient)
-        heads = runner.head_gradients()
-        self.heads: HeadGradients | None = heads
-        #: Variables for which the tape has the gradients of outputs. Their values do not matter,
-        #: but for outputs that are inputs.
-        self.results = [passed.get(k, array).detach() for k, array in enumerate(heads)]
-        #: Variables to differentiate, so that a backward pass computes this call's gradients.
-        self.variables: list[NDArray] = [*self.results, self.last]
-        mark_unnoted(self.variables, [*heads, gradient], WRITE)
-        self.spent = False  # whether the backward pass has run, so that the memory is free
-
-    def drop(self) -> None:
-        """Drop the arrays: no backward pass follows, but the engine may keep the tape a while."""
-        self.frame = self.heads = None
-        self.inputs, self.results, self.variables = {}, [], []
-
-    def check(self) -> None:
-        """Raise MemongerError if another call has reused the memory of this one."""
-        if self.runner.calls.get(self.last.size - 1) is not self:
-            raise MemongerError(STALE)
-
-
-class HeadGradients(List[NDArray]):
-    """The arrays of the gradients of outputs, which all calls of a runner use in turn."""
 
 
 class Runner:
@@ -163,7 +114,9 @@ class Runner:
         passed = {k: arrays[n].as_nd_ndarray() for k, n in self.graph.passed.items()}
         with mx.autograd.pause(train_mode=True):
             inputs, frame = self.bound.hold(arrays, marks), Frame({})
-            call = self.calls[number] = RecordedCall(self, number, inputs, frame, passed)
+            call = self.calls[number] = RecordedCall(
+                self, self.calls, number, self.head_gradients(), inputs, frame, passed
+            )
         with autograd.one_at_a_time():  # a backward pass of another call may be under way
             self._begin()
         others = [arrays[name] for name in self._wanted]

@@ -24,19 +24,27 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from typing import TYPE_CHECKING, Callable, Sequence
+from typing import TYPE_CHECKING, Callable, List, Mapping, Sequence
 
+from memonger.schedules.execution.arena import Frame, address
+from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import load_nodes
 from memonger.support.types import Context, Json, NDArray, Symbol
-from memonger.support.variables import NULL, mark_unnoted
+from memonger.support.variables import NULL, WRITE, mark_unnoted
 
 if TYPE_CHECKING:
-    from memonger.gluon.runner import RecordedCall
+    from memonger.gluon.bound import Arrays
 
     #: Called in the backward pass with the kind of an input of the stub, its number within that
     #: kind, and the array of its gradient.
     Listener = Callable[[str, int, NDArray], None]
+
+STALE = (
+    "this graph was retained, but its planned block has been called again and has reused its "
+    "memory; run all backward passes before the next call, or train without a plan: "
+    "memonger.gluon.unplan(net)"
+)
 
 _HOOK = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p
@@ -113,6 +121,53 @@ def stub_symbol(others: Sequence[bool], outputs: int) -> Symbol:
             nodes.append({"op": "negative", "name": "minus", "inputs": heads[-1:]})
             heads[-1] = [len(nodes) - 1, 0, 0]
     return load_nodes(nodes, heads)
+
+
+class HeadGradients(List[NDArray]):
+    """The arrays of the gradients of outputs, which all calls of a runner use in turn."""
+
+
+class RecordedCall:
+    """A call of a planned block that autograd has recorded; it lives as long as the tape has it."""
+
+    def __init__(
+        self,
+        runner: object,
+        calls: Mapping[int, RecordedCall],
+        number: int,
+        heads: HeadGradients,
+        inputs: Arrays,
+        frame: Frame,
+        passed: Mapping[int, NDArray],
+    ) -> None:
+        self._runner, self._calls = runner, calls  # the runner lives as long as its calls
+        self.inputs = inputs
+        self.frame: Frame | None = frame
+        ctx = heads[0].context
+        # Its size is the number of the call among those of the runner that are alive: a backward
+        # pass for a few variables tells it by nothing else.
+        self.last: NDArray = mx.nd.empty((number + 1,), ctx)
+        gradient = mx.nd.empty((number + 1,), ctx)
+        #: Of the gradient of ``last``; reading it allocates the memory now, not in the engine.
+        self.address = address(gradient)
+        self.heads: HeadGradients | None = heads
+        #: Variables for which the tape has the gradients of outputs. Their values do not matter,
+        #: but for outputs that are inputs.
+        self.results = [passed.get(k, array).detach() for k, array in enumerate(heads)]
+        #: Variables to differentiate, so that a backward pass computes this call's gradients.
+        self.variables: list[NDArray] = [*self.results, self.last]
+        mark_unnoted(self.variables, [*heads, gradient], WRITE)
+        self.spent = False  # whether the backward pass has run, so that the memory is free
+
+    def drop(self) -> None:
+        """Drop the arrays: no backward pass follows, but the engine may keep the tape a while."""
+        self.frame = self.heads = None
+        self.inputs, self.results, self.variables = {}, [], []
+
+    def check(self) -> None:
+        """Raise MemongerError if another call has reused the memory of this one."""
+        if self._calls.get(self.last.size - 1) is not self:
+            raise MemongerError(STALE)
 
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int)  # the type to which MXNet casts the deleter

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from types import FunctionType
-from typing import TYPE_CHECKING, Callable, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Mapping, MutableMapping, Optional, Tuple
 
 import numpy as np
 
@@ -20,18 +20,31 @@ from memonger.support.symbols import attributes, load_nodes, read
 from memonger.support.types import Context, Executor, Keywords, Symbol
 
 if TYPE_CHECKING:
-    from memonger.scripts.session import Session
+    from typing_extensions import Protocol
+
+    from memonger.api.plan import Plan
+
+    class Planner(Protocol):
+        """What plans binds: a `Session`."""
+
+        pools: MutableMapping[Executor, int]
+
+        def plan(self, symbol: Symbol, bind: Keywords, ctx: Context, shared: object) -> Plan | None:
+            """Plan what is bound for training; None where it is not planned."""
+
+        def refuse(self, symbol: Symbol, reason: str) -> None:
+            """Warn that a network is trained without a plan."""
 
     #: A bind as arguments of `memonger.plan`, the symbol first; None without gradients.
     Training = Optional[Tuple[Symbol, Keywords]]
 
-_session: Session | None = None
+_planner: Planner | None = None
 
 
-def plan_binds(session: Session | None) -> None:
-    """Set the session that plans what is bound for training; with None nothing is planned."""
-    global _session
-    _session = session
+def plan_binds(planner: Planner | None) -> None:
+    """Set what plans that which is bound for training; with None nothing is planned."""
+    global _planner
+    _planner = planner
     _install()
 
 
@@ -47,24 +60,24 @@ def _replacement(usual: FunctionType, reader: Callable[[Symbol, Keywords], Train
 
     @functools.wraps(usual)
     def bind(self: Symbol, ctx: Context, *args: object, **kwargs: object) -> Executor:
-        session, caller = _session, sys._getframe(1).f_globals
-        if session is None or is_internal_bind() or _is_a_copy(caller):
+        planner, caller = _planner, sys._getframe(1).f_globals
+        if planner is None or is_internal_bind() or _is_a_copy(caller):
             return usual(self, ctx, *args, **kwargs)
         reason = ""
         try:
             arguments = signature.bind(self, ctx, *args, **kwargs).arguments
             training = reader(self, arguments)
             if training is not None:
-                plan = session.plan(*training, ctx, arguments.get("shared_exec"))
+                plan = planner.plan(*training, ctx, arguments.get("shared_exec"))
                 symbol = self if plan is None or not plan.is_used else plan.symbol
                 if isinstance(symbol, ScheduledSymbol):
                     return getattr(symbol, usual.__name__)(ctx, *args, **kwargs)
                 executor = usual(symbol, ctx, *args, **kwargs)
                 if symbol is not self:
-                    plain = PlainNetwork(self, functools.partial(session.refuse, self))
+                    plain = PlainNetwork(self, functools.partial(planner.refuse, self))
                     executor = marked(executor, symbol, plain)
                 if plan is not None:
-                    session.pools[executor] = plan.pool_bytes
+                    planner.pools[executor] = plan.pool_bytes
                 return executor
         except BudgetError:
             raise
@@ -72,7 +85,7 @@ def _replacement(usual: FunctionType, reader: Callable[[Symbol, Keywords], Train
             reason = why_unplanned(error)
         executor = usual(self, ctx, *args, **kwargs)  # raises for mistakes of the call
         if reason:
-            session.refuse(self, reason)
+            planner.refuse(self, reason)
         return executor
 
     return bind

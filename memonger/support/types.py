@@ -3,7 +3,7 @@
 MXNet has no annotations, so a type checker knows its classes by name only.
 """
 
-from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     ]
     Amount = Union[int, float, str]  # of memory: bytes, a share, or as text such as '6GB'
     SymbolOrBlock = Union[Symbol, Block]
+    NamedArrays = Dict[str, NDArray]  # by the names of arguments or auxiliary states
+    OutGrads = Union[Mapping[str, NDArray], Sequence[NDArray], NDArray, None]
     Array1 = Array[np.generic]
     Bools = Array[np.bool_]
     Int8s = Array[np.int8]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import defaultdict
-from typing import TYPE_CHECKING, Dict, Mapping, Sequence, Union
+from typing import Mapping, Sequence
 
 import numpy as np
 
@@ -24,11 +24,7 @@ from memonger.support import versions
 from memonger.support.errors import MB, MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.signals import deferred_signals
-from memonger.support.types import Context, NDArray, Symbol
-
-if TYPE_CHECKING:
-    Arrays = Dict[str, NDArray]  # by the names of arguments or auxiliary states
-    OutGrads = Union[Mapping[str, NDArray], Sequence[NDArray], NDArray, None]
+from memonger.support.types import Context, NamedArrays, NDArray, OutGrads, Symbol
 
 DENSE = "default", "undefined"  # storage types
 SPARSE_INPUT = (
@@ -258,7 +254,7 @@ class ScheduledExecutor(mx.executor.Executor):
         symbol: Symbol,
         ctx: Context,
         graph: ForwardGraph,
-        arrays: tuple[Arrays, Arrays, Arrays],
+        arrays: tuple[NamedArrays, NamedArrays, NamedArrays],
         requests: Mapping[str, str],
         lent: object,
     ) -> None:

@@ -7,14 +7,11 @@ Recomputed operators would run in training mode (``GraphExecutor::Backward`` in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable
+from typing import Callable
 
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx, without_notices
-from memonger.support.types import Executor, NDArray, Symbol
-
-if TYPE_CHECKING:
-    from memonger.schedules.execution.executor import OutGrads
+from memonger.support.types import Executor, NDArray, OutGrads, Symbol
 
 REASON = (
     "backward() after forward(is_train=False) needs all results of that forward pass, so such "

@@ -32,11 +32,9 @@ from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx, wait_for_engine
 from memonger.support.symbols import SymbolWithCasts, json_of
-from memonger.support.types import Context, Executor, Int32s, NDArray, Symbol
+from memonger.support.types import Context, Executor, Int32s, NamedArrays, NDArray, Symbol
 
 if TYPE_CHECKING:
-    from memonger.schedules.execution.executor import Arrays
-
     GradReq = Union[str, Sequence[str], Mapping[str, str]]
     Given = Union[Mapping[str, NDArray], Sequence[NDArray], None]  # arrays, as bind takes them
 
@@ -188,7 +186,7 @@ class ScheduledSymbol(SymbolWithCasts):
         group2ctx: Mapping[str, Context] | None = None,
         shared_arg_names: Sequence[str] | None = None,
         shared_exec: Executor | None = None,
-        shared_buffer: Arrays | None = None,
+        shared_buffer: NamedArrays | None = None,
         **kwargs: object,
     ) -> Executor:
         """Bind with new arrays; parameters are those of ``mx.sym.Symbol.simple_bind``."""
@@ -211,7 +209,7 @@ class ScheduledSymbol(SymbolWithCasts):
         if shared_exec is not None and shared_buffer is not None:  # MXNet shares by a buffer only
             shared_names, states = set(shared_arg_names or ()), shared_exec.aux_dict
             lent, lent_grads = shared_exec.arg_dict, shared_exec.grad_dict
-        buffer: Arrays = {} if shared_buffer is None else shared_buffer
+        buffer: NamedArrays = {} if shared_buffer is None else shared_buffer
         for name in self.list_arguments():
             if name in shared_names:
                 args[name] = fitted(lent.get(name), tensors[name], ctx)
@@ -260,7 +258,7 @@ class ScheduledSymbol(SymbolWithCasts):
     def bind_step(
         self,
         ctx: Context,
-        arguments: Arrays,
+        arguments: NamedArrays,
         requests: Mapping[str, str],
         lent: BoundStep | None,
         is_split: bool,
@@ -272,12 +270,12 @@ class ScheduledSymbol(SymbolWithCasts):
         return BoundStep(replace(step, is_split=True) if is_split else step, ctx, lent)
 
 
-def _spec_of(arguments: Arrays) -> InputSpec:
+def _spec_of(arguments: NamedArrays) -> InputSpec:
     types = {name: np.dtype(array.dtype).name for name, array in arguments.items()}
     return InputSpec({name: array.shape for name, array in arguments.items()}, types)
 
 
-def refuse_overlaps(grads: Arrays, inputs: Arrays) -> None:
+def refuse_overlaps(grads: NamedArrays, inputs: NamedArrays) -> None:
     """Raise MemongerError for gradients that overlap in memory with another one or an input."""
     # A schedule writes a gradient early, and may read inputs and other gradients later.
     wait_for_engine("a schedule that is bound to given arrays")  # their addresses must not change
@@ -323,7 +321,7 @@ def requests_of(names: Sequence[str], grad_req: object) -> dict[str, str]:
     return read_requests(names, grad_req)
 
 
-def by_name(arrays: Given, names: Sequence[str], required: str = "") -> Arrays:
+def by_name(arrays: Given, names: Sequence[str], required: str = "") -> NamedArrays:
     """Return the arrays of a ``bind`` by name.
 
     If ``required`` is given, it is the kind of array in the error for a missing one.
