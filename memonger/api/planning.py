@@ -280,6 +280,7 @@ def search_plan(
 
 
 @trim_heap()
+@no_collection()
 def search_plan_to_layer(
     sym: Symbol,
     layer_name: str | None = None,

@@ -148,7 +148,7 @@ class TrainingStep(StepGraph):
     def offsets(self) -> Int64s:
         """The offset of each block in the arena, bytes (blocks,); -1 for one outside of it."""
         offsets = np.full(len(self.outside), -1)
-        offsets[~self.outside] = self.placement[0]
+        offsets[~self.outside], _ = self.placement
         return offsets
 
     @cached_property
@@ -203,7 +203,8 @@ class TrainingStep(StepGraph):
     @property
     def arena_bytes(self) -> int:
         """The bytes of the arena."""
-        return self.placement[1] + ROOM
+        _, nbytes = self.placement
+        return nbytes + ROOM
 
 
 def arena(step: TrainingStep, held: Held = NOTHING) -> Usage:

@@ -268,15 +268,17 @@ def _judge(solution: Solution, found: Sequence[Candidate]) -> Solution:
     if solution.interrupted or facts.forced or solution.memory is unplanned:
         return solution
     least = solution.memory.judged_bytes
-    others = sorted(found, key=attrgetter("pool_bytes"))
+    plans = sorted(found, key=attrgetter("pool_bytes"))
     if solution.way == SCHEDULE:
-        others.append(by_schedules.make_plain(facts))
-    for plan in (solution.plan, *others):
-        other, added = solution, facts.add_to_step(plan.seconds)
-        if plan is not solution.plan:
-            if plan.pool_bytes > _most_worthwhile(facts, added) or not predict_allowed(facts, plan):
-                continue
-            other = make_solution(facts, solution.way, plan, is_fastest=plan is others[-1])
+        plans.append(by_schedules.make_plain(facts))
+    others = (
+        make_solution(facts, solution.way, plan, is_fastest=plan.seconds == 0)
+        for plan in plans
+        if plan is not solution.plan
+        and plan.pool_bytes <= _most_worthwhile(facts, facts.add_to_step(plan.seconds))
+        and predict_allowed(facts, plan)
+    )
+    for other in itertools.chain([solution], others):
         least = min(least, other.memory.judged_bytes)
         if other.memory.judged_bytes <= _most_worthwhile(facts, other.added_time):
             return replace(other, costs={**solution.costs, **other.costs}, least=least)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from memonger.schedules.training_step import ALIGNMENT, TrainingStep
+from memonger.schedules.training_step import ALIGNMENT, ROOM, TrainingStep
 
 
 class Block:
@@ -82,7 +82,7 @@ def check_memory(step: TrainingStep) -> int:
     for started, ended in zip(starts.tolist(), ends.tolist()):
         live += started
         most, live = max(most, live), live - ended
-    assert live == 0 and step.placement[1] >= most
+    assert live == 0 and step.arena_bytes - ROOM >= most
     check_placement(step)
     return most
 
